@@ -1,0 +1,57 @@
+"""The scheduler's decision for one step, and the runner's answer. Plain data, torch-free."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from pellucid.core.messages import TokenLogprob
+from pellucid.core.request import Request
+
+
+@dataclass(frozen=True)
+class ScheduledRequest:
+    """One request's share of a step: compute tokens [start, start + num_tokens) of it.
+
+    There is no prefill and no decode here: a decode is num_tokens == 1 at the end of the sequence.
+    """
+
+    request: Request
+    num_tokens: int
+    start: int  # == request.num_computed_tokens when scheduled
+    samples: bool  # these tokens reach the end of the sequence: a token is sampled
+
+
+@dataclass(frozen=True)
+class SchedulerOutput:
+    """step: counted from 1. requests: in batch order."""
+
+    step: int
+    requests: Sequence[ScheduledRequest]
+    num_tokens: int
+    preempted: Sequence[Request] = ()
+    finished_request_ids: Sequence[str] = ()  # since the last step: the runner may drop what it keeps for them
+
+    def __bool__(self) -> bool:
+        return bool(self.requests)
+
+
+@dataclass(frozen=True)
+class SampledRequest:
+    """What the runner got for one scheduled request.
+
+    token_ids: the sampled token, or nothing when the request has not reached its end. error: this request alone failed.
+    prompt_logprobs: for the prompt positions whose logits this step computed, when asked for.
+    """
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class RunnerOutput:
+    """One entry per scheduled request, in the same order."""
+
+    requests: Sequence[SampledRequest]

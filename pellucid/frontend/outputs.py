@@ -1,0 +1,60 @@
+"""What a caller gets back: vLLM's names, for `LLM` whole and for streams as deltas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pellucid.core.messages import FinishReason, TokenLogprob
+
+
+@dataclass
+class CompletionOutput:
+    """One of the n continuations. In a stream, text, token_ids and logprobs are what is new since the last one."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None  # one per token id, when asked for
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    seed: int | None = None  # the seed that was used, drawn or given: with it the text can be had again
+
+
+@dataclass
+class RequestMetrics:
+    """Seconds of time.time(); durations follow by subtraction. 0.0: has not happened."""
+
+    arrival_time: float = 0.0
+    first_scheduled_time: float = 0.0
+    first_token_time: float = 0.0
+    last_token_time: float = 0.0
+    finished_time: float = 0.0
+    num_preemptions: int = 0
+
+
+@dataclass
+class RequestOutput:
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool = False
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # first entry None: nothing precedes it
+    num_cached_tokens: int = 0
+    metrics: RequestMetrics = field(default_factory=RequestMetrics)
+
+
+class RequestError(Exception):
+    """The engine ended this request with an error; str() is what the user should read."""
+
+
+class EngineUnavailableError(RequestError):
+    """No engine can take or finish the request now (starting, restarting, shutting down)."""
+
+
+class QueueFullError(RequestError):
+    """Refused at once: the waiting queue is at its bound. retry_after_s: when it is worth trying again."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
