@@ -1,0 +1,60 @@
+"""How a server listens and what it lets in. Torch-free, and free of the web framework: the command line imports it."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import msgspec
+
+MIB = 1024 * 1024
+
+
+class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything `pellucid serve` takes beside the engine's own options."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000  # 0: any free one
+    api_keys: tuple[str, ...] = ()  # any of them opens the door; none: no key is asked for
+    allow_unauthenticated: bool = False  # listen beyond this machine although no key is asked for
+    max_queue: int = 256  # requests that may wait to be scheduled; one more is refused with 503
+    request_timeout_s: float | None = 600.0  # from arrival to the last token; None: no limit
+    shutdown_timeout_s: float = 30.0  # how long running work may go on after SIGTERM
+    write_timeout_s: float = 30.0  # a client that takes no byte for so long is let go
+    body_timeout_s: float = 30.0  # a request must be here this long after its first byte, or after the last part of it
+    ping_interval_s: float = 15.0  # a stream that is silent for so long gets a comment, so that proxies keep it open
+    max_body_bytes: int = 32 * MIB
+    max_header_bytes: int = 64 * 1024
+    max_json_depth: int = 64
+    access_log: bool = False  # one line of JSON a request on stderr, without content
+
+
+class OptionsError(ValueError):
+    """The options contradict each other or ask for something unsafe; str() names the way out."""
+
+
+def check_options(options: ServerOptions) -> None:
+    """Raises OptionsError. Called before anything is bound or loaded."""
+    if any(not key for key in options.api_keys):
+        raise OptionsError("an API key must not be empty")
+    if not 0 <= options.port <= 65535:
+        raise OptionsError(f"port={options.port} is not a port; it must be between 0 and 65535")
+    if options.max_queue < 1:
+        raise OptionsError(f"max_queue={options.max_queue} lets nothing in; it must be at least 1")
+    for name in ("request_timeout_s", "shutdown_timeout_s", "write_timeout_s", "body_timeout_s", "ping_interval_s"):
+        value = getattr(options, name)
+        if value is not None and not 0 <= value < 1e9:
+            raise OptionsError(f"{name}={value} is not a number of seconds")
+    if not options.api_keys and not options.allow_unauthenticated and not is_loopback(options.host):
+        raise OptionsError(
+            f"host={options.host} can be reached from other machines and no API key is set: give --api-key KEY, "
+            "or --allow-unauthenticated if everyone who can reach this port may use it"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
