@@ -1,0 +1,27 @@
+"""usage: pellucid_worker.py MODEL [int8|int4] ; this product, in process, through the public LLM class."""
+
+from __future__ import annotations
+
+import sys
+
+from protocol import keep_stdout_clean, serve
+
+keep_stdout_clean()
+
+from pellucid import LLM, SamplingParams  # noqa: E402
+
+llm = LLM(
+    sys.argv[1],
+    quantization=sys.argv[2] if len(sys.argv) > 2 else None,
+    max_model_len=4096,
+    max_num_seqs=64,
+    kv_cache_memory=2 << 30,
+)
+
+
+def run(prompts: list[list[int]], output_len: int) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True, detokenize=False)
+    llm.generate(prompts, params, use_tqdm=False)
+
+
+serve(run, llm.ready.vocab_size)

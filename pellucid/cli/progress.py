@@ -1,0 +1,38 @@
+"""A progress bar on stderr for what takes time; nothing where stderr is no terminal but for a line a stage."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+
+ProgressCallback = Callable[[int, int, str], None]  # done, total (0: unknown), what
+
+
+@contextlib.contextmanager
+def download_progress() -> Iterator[ProgressCallback]:
+    """Yields on_progress(bytes done, bytes in all, what)."""
+    if not sys.stderr.isatty():
+        said: set[str] = set()
+
+        def say_once(done: int, total: int, what: str) -> None:
+            if what not in said:
+                said.add(what)
+                print(what, file=sys.stderr)
+
+        yield say_once
+        return
+
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        tasks: dict[str, int] = {}
+
+        def show(done: int, total: int, what: str) -> None:
+            if what not in tasks:
+                tasks[what] = progress.add_task(what, total=total or None)
+            progress.update(tasks[what], completed=done, total=total or None)  # type: ignore[arg-type]
+
+        yield show

@@ -1,0 +1,54 @@
+"""`pellucid serve`: the HTTP server and, behind it, the engine process."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pellucid.cli.errors import clean_errors
+from pellucid.cli.options import with_engine_options
+from pellucid.config import EngineConfig
+
+EXAMPLES = """Examples:\n
+    pellucid serve\n
+    pellucid serve Qwen/Qwen3-0.6B --quantization int8 --max-model-len 32K\n
+    pellucid serve model.gguf --host 0.0.0.0 --port 9000 --api-key $KEY
+"""
+
+
+@with_engine_options()
+def serve(
+    *,
+    config: EngineConfig,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 takes any free one.")] = 8000,
+    served_model_name: Annotated[str | None, typer.Option(help="The model's name in the API.")] = None,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(help="Ask clients for this key. Repeatable.", envvar="PELLUCID_API_KEY", show_envvar=True),
+    ] = None,
+    allow_unauthenticated: Annotated[
+        bool, typer.Option("--allow-unauthenticated", help="Listen beyond this machine although no key is set.")
+    ] = False,
+    max_queue: Annotated[int, typer.Option(help="Requests that may wait; one more is refused with 503.")] = 256,
+    request_timeout: Annotated[float, typer.Option(help="Seconds from arrival to last token; 0 is no limit.")] = 600.0,
+    shutdown_timeout: Annotated[float, typer.Option(help="Seconds that running work may take after SIGTERM.")] = 30.0,
+    access_log: Annotated[bool, typer.Option("--access-log", help="Log a line of JSON per request.")] = False,
+) -> None:
+    """Serve a model over HTTP: OpenAI's API on /v1, metrics on /metrics."""
+    from pellucid.server.options import ServerOptions
+    from pellucid.server.run import serve as run_server
+
+    options = ServerOptions(
+        host=host,
+        port=port,
+        api_keys=tuple(api_key or ()),
+        allow_unauthenticated=allow_unauthenticated,
+        max_queue=max_queue,
+        request_timeout_s=request_timeout or None,
+        shutdown_timeout_s=shutdown_timeout,
+        access_log=access_log,
+    )
+    with clean_errors():
+        raise typer.Exit(run_server(config, options))
