@@ -17,6 +17,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprob] | None = None  # one per token id, when asked for
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    error: str | None = None  # with FinishReason.ERROR, from `LLM`: a stream raises RequestError instead
     seed: int | None = None  # the seed that was used, drawn or given: with it the text can be had again
 
 
@@ -46,6 +47,22 @@ class RequestOutput:
 
 class RequestError(Exception):
     """The engine ended this request with an error; str() is what the user should read."""
+
+
+class RequestTimeoutError(RequestError):
+    """The request was not finished at its deadline; all it held is free."""
+
+
+class ContextLengthExceededError(ValueError):
+    """The prompt alone is longer than the context (OpenAI's context_length_exceeded)."""
+
+    def __init__(self, num_prompt_tokens: int, max_model_len: int) -> None:
+        super().__init__(
+            f"This model's maximum context length is {max_model_len} tokens, of which at least one is for the answer, "
+            f"but the prompt has {num_prompt_tokens} tokens. Please shorten the prompt."
+        )
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_model_len = max_model_len
 
 
 class EngineUnavailableError(RequestError):
