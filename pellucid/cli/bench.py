@@ -97,9 +97,8 @@ def _run(
     benchmark: str, config: EngineConfig, num_prompts: int, input_len: int, output_len: int, as_json: bool
 ) -> None:
     with clean_errors():
-        from pellucid.llm import LLM
-
         from pellucid.bench.engine import run_benchmark
+        from pellucid.llm import LLM
 
         result = run_benchmark(LLM.from_config(config), benchmark, num_prompts, input_len, output_len)
         _print(result.as_dict(), as_json)

@@ -39,9 +39,8 @@ def chat(
 
 
 async def _converse(config: EngineConfig, params, system: str | None) -> None:  # type: ignore[no-untyped-def]
-    from pellucid.frontend.chat_template import ChatTemplateError
-
     from pellucid import AsyncLLM
+    from pellucid.frontend.chat_template import ChatTemplateError
 
     llm = await AsyncLLM.from_config(config)
     beginning = [{"role": "system", "content": system}] if system else []
