@@ -1,0 +1,119 @@
+"""POST /v1/chat/completions: the request, as OpenAI defines it, with vLLM's extras."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from pellucid.server.schemas.common import (
+    MAX_LOGPROBS,
+    ClientFields,
+    JsonObject,
+    SamplingFields,
+    StreamFields,
+    StrictModel,
+)
+
+
+class TextPart(StrictModel):
+    type: Literal["text"]
+    text: str
+
+
+class RefusalPart(StrictModel):
+    type: Literal["refusal"]
+    refusal: str
+
+
+Text = str | list[TextPart]
+AssistantPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+
+
+class FunctionCall(StrictModel):
+    name: str
+    arguments: str
+
+
+class ToolCall(StrictModel):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None  # clients that put a stream together keep it
+
+
+class SystemMessage(StrictModel):
+    role: Literal["system"]
+    content: Text
+    name: str | None = None
+
+
+class DeveloperMessage(StrictModel):
+    role: Literal["developer"]
+    content: Text
+    name: str | None = None
+
+
+class UserMessage(StrictModel):
+    role: Literal["user"]
+    content: Text
+    name: str | None = None
+
+
+class ToolMessage(StrictModel):
+    role: Literal["tool"]
+    content: Text
+    tool_call_id: str
+    name: str | None = None
+
+
+class AssistantMessage(StrictModel):
+    """As a response gave it: SDKs send the whole message back, its empty fields included."""
+
+    role: Literal["assistant"]
+    content: str | list[AssistantPart] | None = None
+    refusal: str | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    annotations: Annotated[list[JsonObject], Field(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+Message = Annotated[
+    SystemMessage | DeveloperMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")
+]
+
+
+class ChatPrompt(StrictModel):
+    """The part of a request that becomes the prompt; /tokenize takes it too."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: JsonObject | None = Field(
+        None, description="Variables of the model's own template, such as enable_thinking."
+    )
+
+
+class ResponseFormat(StrictModel):
+    type: Literal["text"]
+
+
+class ChatCompletionRequest(ChatPrompt, SamplingFields, StreamFields, ClientFields):
+    model: str
+    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="Given to the chat template, which may or may not know it."
+    )
+    response_format: ResponseFormat | None = None
+    modalities: list[Literal["text"]] | None = None
+    verbosity: Literal["medium"] | None = None
+    store: Literal[False] | None = None
+    tools: list[Any] | None = Field(None, json_schema_extra={"maxItems": 0})
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None

@@ -1,0 +1,52 @@
+"""POST /v1/completions and the plain POST /generate: a prompt as text or as token ids."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from pellucid.server.schemas.common import (
+    MAX_LOGPROBS,
+    ClientFields,
+    SamplingFields,
+    StreamFields,
+    StrictModel,
+    TokenId,
+)
+
+MAX_PROMPTS = 2048
+
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+
+
+class CompletionRequest(SamplingFields, StreamFields, ClientFields):
+    model: str
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
+    )
+    suffix: str | None = Field(None, json_schema_extra={"maxLength": 0})
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    add_special_tokens: bool | None = Field(None, description="Put the model's BOS before a prompt given as text.")
+
+
+class GenerateRequest(SamplingFields, StreamFields):
+    prompt: str | TokenIds
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+
+class TokenizePromptRequest(StrictModel):
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(StrictModel):
+    model: str | None = None
+    tokens: list[TokenId]
