@@ -1,0 +1,10 @@
+// What each file of this folder adds to the Python module.
+#pragma once
+#include <nanobind/nanobind.h>
+
+namespace pellucid {
+
+void bind_machine(nanobind::module_& m);  // instruction sets, thread pool
+void bind_linear(nanobind::module_& m);   // packed matrices
+
+}  // namespace pellucid
