@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from pellucid.core.messages import TokenLogprob
 from pellucid.core.request import Request
 
 
-@dataclass(frozen=True)
-class ScheduledRequest:
+class ScheduledRequest(msgspec.Struct, frozen=True):  # not a dataclass: hundreds are made each step
     """One request's share of a step: compute tokens [start, start + num_tokens) of it.
 
     There is no prefill and no decode here: a decode is num_tokens == 1 at the end of the sequence.
@@ -36,15 +37,15 @@ class SchedulerOutput:
         return bool(self.requests)
 
 
-@dataclass(frozen=True)
-class SampledRequest:
+class SampledRequest(msgspec.Struct, frozen=True):
     """What the runner got for one scheduled request.
 
     token_ids: the sampled token, or nothing when the request has not reached its end. error: this request alone failed.
-    prompt_logprobs: for the prompt positions whose logits this step computed, when asked for.
+    prompt_logprobs: for the prompt positions whose logits this step computed (start + 1, start + 2, ... up to the last
+    position of the prompt), when asked for.
     """
 
-    token_ids: list[int] = field(default_factory=list)
+    token_ids: list[int] = msgspec.field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     error: str | None = None

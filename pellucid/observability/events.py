@@ -1,18 +1,66 @@
-"""Every decision the engine makes, as one typed event. Logs, metrics, traces and pages read these and nothing else."""
+"""Every decision the engine makes, as one typed event. Logs, metrics, traces and pages read these and nothing else.
+
+`time` is seconds of time.time() when it happened. Which of them are always published, and which only when somebody
+asked for them, is said in `pellucid.observability.bus`.
+"""
 
 from __future__ import annotations
 
 import msgspec
 
+# a request's life ---------------------------------------------------------------------------------------------------
+
 
 class RequestArrived(msgspec.Struct, frozen=True, kw_only=True, tag="arrived"):
+    """The engine took the request: it waits. num_output_tokens > 0: it is continued after an engine was lost."""
+
     request_id: str
     time: float
     num_prompt_tokens: int
+    num_output_tokens: int = 0
+
+
+class RequestRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """The engine did not take the request; the reason is what the caller reads."""
+
+    request_id: str
+    time: float
+    reason: str
+
+
+class RequestHeldBack(msgspec.Struct, frozen=True, kw_only=True, tag="held_back"):
+    """The request at the head of the queue could not join this step.
+
+    limited_by: "max_num_seqs", "token_budget", "kv_blocks", or "preemption" (a step that preempts admits nobody).
+    needed_blocks counts what it would take from the pool; num_reserved_blocks is what running requests keep for growth.
+    """
+
+    request_id: str
+    time: float
+    step: int
+    limited_by: str
+    needed_blocks: int = 0
+    num_free_blocks: int = 0
+    num_reserved_blocks: int = 0
+
+
+class PrefixHit(msgspec.Struct, frozen=True, kw_only=True, tag="prefix_hit"):
+    """What the prefix cache gave a request when it was admitted (perhaps nothing).
+
+    ended_by: "miss" (the next block is not in the cache), "last_token" (all that can be used was found: the block that
+    holds the last token is always computed), "prompt_logprobs" (the logits of these positions are still owed),
+    or "disabled".
+    """
+
+    request_id: str
+    time: float
+    num_tokens: int
+    num_cached_tokens: int
+    ended_by: str
 
 
 class RequestScheduled(msgspec.Struct, frozen=True, kw_only=True, tag="scheduled"):
-    """A waiting request became a running one (first time, or again after a preemption)."""
+    """A waiting request was admitted and became a running one (first time, or again after a preemption)."""
 
     request_id: str
     time: float
@@ -23,14 +71,55 @@ class RequestPreempted(msgspec.Struct, frozen=True, kw_only=True, tag="preempted
     request_id: str
     time: float
     num_computed_tokens: int  # thrown away, to be recomputed
-    for_request_id: str  # who needed the blocks
+    for_request_id: str  # who needed the blocks; itself, when it was the newest one
 
 
 class RequestFinished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
+    """reason: "stop", "length", "abort" (the caller left) or "error"."""
+
     request_id: str
     time: float
     reason: str
     num_output_tokens: int
+    error: str | None = None
+
+
+# a step ------------------------------------------------------------------------------------------------------------
+
+
+class TokensScheduled(msgspec.Struct, frozen=True, kw_only=True, tag="tokens_scheduled"):
+    """Tokens [start, start + num_tokens) of a request are computed in this step.
+
+    limited_by: "" when that reaches its end and a token is sampled, else "token_budget".
+    """
+
+    request_id: str
+    time: float
+    step: int
+    start: int
+    num_tokens: int
+    limited_by: str = ""
+
+
+class StepStarted(msgspec.Struct, frozen=True, kw_only=True, tag="step_started"):
+    """The batch of a step, decided but not yet computed; num_tokens is aligned with request_ids."""
+
+    step: int
+    time: float
+    request_ids: list[str]
+    num_tokens: list[int]
+    num_waiting: int
+    num_free_blocks: int
+
+
+class TokenSampled(msgspec.Struct, frozen=True, kw_only=True, tag="token_sampled"):
+    """index counts the request's output tokens from 0."""
+
+    request_id: str
+    time: float
+    step: int
+    index: int
+    token_id: int
 
 
 class StepCompleted(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
@@ -43,4 +132,93 @@ class StepCompleted(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     update_s: float
 
 
-Event = RequestArrived | RequestScheduled | RequestPreempted | RequestFinished | StepCompleted
+# the KV pool -------------------------------------------------------------------------------------------------------
+
+
+class BlocksAllocated(msgspec.Struct, frozen=True, kw_only=True, tag="blocks_allocated"):
+    """New blocks at the end of a request's table (a prefix hit's blocks first: those are shared)."""
+
+    request_id: str
+    time: float
+    block_ids: list[int]
+    num_shared: int = 0
+
+
+class BlocksFreed(msgspec.Struct, frozen=True, kw_only=True, tag="blocks_freed"):
+    """A request let go of its table; a block that others still hold, or that is cached, lives on."""
+
+    request_id: str
+    time: float
+    block_ids: list[int]
+
+
+class BlockCached(msgspec.Struct, frozen=True, kw_only=True, tag="block_cached"):
+    """A full block can be found by others from now on. block_hash: hexadecimal."""
+
+    request_id: str
+    time: float
+    block_id: int
+    block_hash: str
+
+
+class BlockEvicted(msgspec.Struct, frozen=True, kw_only=True, tag="block_evicted"):
+    """The least recently used cached block was taken for new content."""
+
+    time: float
+    block_id: int
+    block_hash: str
+    for_request_id: str
+
+
+class BlockWithdrawn(msgspec.Struct, frozen=True, kw_only=True, tag="block_withdrawn"):
+    """A cached block can no longer be found, since what was computed into it is in doubt (a failed request)."""
+
+    time: float
+    block_id: int
+    block_hash: str
+
+
+# the engine ----------------------------------------------------------------------------------------------------------
+
+
+class EngineStarted(msgspec.Struct, frozen=True, kw_only=True, tag="engine_started"):
+    time: float
+    num_restarts: int
+    load_s: float
+
+
+class EngineDied(msgspec.Struct, frozen=True, kw_only=True, tag="engine_died"):
+    time: float
+    reason: str
+    num_in_flight: int
+
+
+class RequestReplayed(msgspec.Struct, frozen=True, kw_only=True, tag="replayed"):
+    """A front end sent a request that was in flight to a new engine."""
+
+    request_id: str
+    time: float
+    num_output_tokens: int
+
+
+Event = (
+    RequestArrived
+    | RequestRefused
+    | RequestHeldBack
+    | PrefixHit
+    | RequestScheduled
+    | RequestPreempted
+    | RequestFinished
+    | TokensScheduled
+    | StepStarted
+    | TokenSampled
+    | StepCompleted
+    | BlocksAllocated
+    | BlocksFreed
+    | BlockCached
+    | BlockEvicted
+    | BlockWithdrawn
+    | EngineStarted
+    | EngineDied
+    | RequestReplayed
+)

@@ -1,0 +1,125 @@
+"""The scheduler's decisions as events: one line where a decision is made, the rest here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pellucid.core.messages import EngineCoreOutput
+from pellucid.core.request import Request
+from pellucid.core.scheduler_output import SchedulerOutput
+from pellucid.observability.bus import EventBus
+from pellucid.observability.events import (
+    PrefixHit,
+    RequestArrived,
+    RequestFinished,
+    RequestHeldBack,
+    RequestPreempted,
+    RequestScheduled,
+    StepStarted,
+    TokenSampled,
+    TokensScheduled,
+)
+
+
+class DecisionLog:
+    """Publishes on the bus; what is made per step, token or failed attempt, only when somebody reads it."""
+
+    def __init__(self, bus: EventBus, now: Callable[[], float]) -> None:
+        self._bus = bus
+        self._now = now
+
+    def arrived(self, request: Request) -> None:
+        self._bus.publish(
+            RequestArrived(
+                request_id=request.request_id,
+                time=self._now(),
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_output_tokens=request.num_output_tokens,
+            )
+        )
+
+    def held_back(
+        self, request: Request, step: int, limited_by: str, needed: int, num_free: int, num_reserved: int
+    ) -> None:
+        if self._bus.wants(RequestHeldBack):
+            self._bus.publish(
+                RequestHeldBack(
+                    request_id=request.request_id,
+                    time=self._now(),
+                    step=step,
+                    limited_by=limited_by,
+                    needed_blocks=needed,
+                    num_free_blocks=num_free,
+                    num_reserved_blocks=num_reserved,
+                )
+            )
+
+    def admitted(self, request: Request, num_cached_tokens: int, ended_by: str) -> None:
+        time_s = self._now()
+        if self._bus.wants(PrefixHit):
+            self._bus.publish(
+                PrefixHit(
+                    request_id=request.request_id,
+                    time=time_s,
+                    num_tokens=request.num_tokens,
+                    num_cached_tokens=num_cached_tokens,
+                    ended_by=ended_by,
+                )
+            )
+        self._bus.publish(
+            RequestScheduled(request_id=request.request_id, time=time_s, num_cached_tokens=num_cached_tokens)
+        )
+
+    def preempted(self, request: Request, for_request: Request) -> None:
+        self._bus.publish(
+            RequestPreempted(
+                request_id=request.request_id,
+                time=self._now(),
+                num_computed_tokens=request.num_computed_tokens,
+                for_request_id=for_request.request_id,
+            )
+        )
+
+    def finished(self, request: Request, reason: str, error: str | None) -> None:
+        self._bus.publish(
+            RequestFinished(
+                request_id=request.request_id,
+                time=self._now(),
+                reason=reason,
+                num_output_tokens=request.num_output_tokens,
+                error=error,
+            )
+        )
+
+    def scheduled(self, output: SchedulerOutput, num_waiting: int, num_free_blocks: int) -> None:
+        if self._bus.wants(TokensScheduled):
+            time_s = self._now()
+            for share in output.requests:
+                self._bus.publish(
+                    TokensScheduled(
+                        request_id=share.request.request_id,
+                        time=time_s,
+                        step=output.step,
+                        start=share.start,
+                        num_tokens=share.num_tokens,
+                        limited_by="" if share.samples else "token_budget",
+                    )
+                )
+        if self._bus.wants(StepStarted):
+            self._bus.publish(
+                StepStarted(
+                    step=output.step,
+                    time=self._now(),
+                    request_ids=[share.request.request_id for share in output.requests],
+                    num_tokens=[share.num_tokens for share in output.requests],
+                    num_waiting=num_waiting,
+                    num_free_blocks=num_free_blocks,
+                )
+            )
+
+    def sampled(self, request: Request, output: EngineCoreOutput, step: int) -> None:
+        first = request.num_output_tokens - len(output.new_token_ids)
+        for index, token_id in enumerate(output.new_token_ids, first):
+            self._bus.publish(
+                TokenSampled(request_id=request.request_id, time=self._now(), step=step, index=index, token_id=token_id)
+            )
