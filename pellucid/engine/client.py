@@ -23,7 +23,8 @@ OutputSink = Callable[[EngineCoreOutput], None]  # called on the event loop's th
 
 
 class EngineClient(ABC):
-    """The caller keeps no engine state: a client that loses its engine brings it back and replays what was in flight."""
+    """The caller keeps no engine state: a client that loses its engine brings it back and replays what was
+    in flight."""
 
     state: EngineState
     progress: str  # while LOADING or RESTARTING, what is going on; while FAILED, the root cause
