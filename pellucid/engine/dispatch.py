@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from pellucid.core.messages import EngineCoreOutputs, EngineReady, SchedulerStats
 from pellucid.engine.client import EngineClient, EngineState
 from pellucid.engine.in_flight import InFlightRequests
+from pellucid.observability.events import Event
 
 logger = logging.getLogger(__name__)
 
@@ -73,9 +74,7 @@ class DispatchingClient(EngineClient):
         Returns whether a request that is still wanted got a token.
         """
         self.stats = stats
-        on_events = self.on_events
-        if on_events is not None:
-            self._pass_on([lambda: on_events(message.events, stats)])
+        self._tell(message.events)
         calls = []
         has_tokens = False
         for output in message.outputs:
@@ -85,6 +84,11 @@ class DispatchingClient(EngineClient):
                 has_tokens = has_tokens or bool(output.new_token_ids)
         self._pass_on(calls)
         return has_tokens
+
+    def _tell(self, events: Sequence[Event]) -> None:
+        on_events, stats = self.on_events, self.stats
+        if on_events is not None:
+            self._pass_on([lambda: on_events(events, stats)])
 
     def _pass_on(self, calls: Iterable[Callable[[], None]]) -> None:
         for call in calls:

@@ -25,6 +25,7 @@ class InFlightRequest:
         self.has_prompt_logprobs = False
         self.num_deaths = 0  # engines that died with it, one after another, without a token of it in between
         self.is_sent = False  # to the engine that lives now
+        self.is_replay = False  # an earlier engine had it
 
     def replay_value(self) -> EngineCoreRequest:
         params = self.value.sampling_params
@@ -66,9 +67,6 @@ class InFlightRequests:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self._requests
-
     def ids(self) -> list[str]:
         return list(self._requests)
 
@@ -89,7 +87,7 @@ class InFlightRequests:
         return known
 
     def sendable(self) -> list[EngineCoreRequest]:
-        """The values the living engine should be given now; they count as sent from here on."""
+        """The values that the living engine should be given now; they count as sent from here on."""
         if self._suspects:
             on_trial = self._requests[self._suspects[0]]
             candidates: Sequence[InFlightRequest] = [on_trial]
@@ -111,6 +109,9 @@ class InFlightRequests:
         self._trim_suspects()
         return lambda: request.sink(seen)
 
+    def was_in_a_dead_engine(self, request_id: str) -> bool:
+        return self._requests[request_id].is_replay
+
     @property
     def on_trial(self) -> bool:
         return bool(self._suspects)
@@ -121,6 +122,7 @@ class InFlightRequests:
         sent = [request for request in self._requests.values() if request.is_sent]
         for request in sent:
             request.is_sent = False
+            request.is_replay = True
             request.num_deaths += 1
             if len(sent) == 1 and request.num_deaths >= self._max_deaths:
                 error = (

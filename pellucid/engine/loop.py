@@ -29,13 +29,13 @@ class Core(Protocol):
     """What the loop needs of an EngineCore. One thread calls all of it."""
 
     def add_request(self, request: EngineCoreRequest) -> None:
-        """Take a request in; raises ValueError with words for the user where it can never run."""
+        """Take a request in; one that can never run is answered by the next step, or by a ValueError."""
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """Drop these and free what they hold; unknown ids are no error."""
 
-    def has_unfinished_requests(self) -> bool:
-        """Whether a step would have anything to do."""
+    def has_work(self) -> bool:
+        """Whether a step would have anything to do or to tell."""
 
     def step(self) -> EngineCoreOutputs:
         """One step; with nothing to do it only reports events and statistics."""
@@ -78,7 +78,7 @@ class EngineLoop:
         """Returns after a Shutdown. An exception of the core's step comes through to the caller."""
         while True:
             message: EngineInput | None = None
-            if not self._core.has_unfinished_requests():
+            if not self._core.has_work():
                 message = self.inbox.get()
             refused = self._drain(message)
             if refused is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Sequence
 
 from pellucid.config import EngineConfig
@@ -28,6 +29,7 @@ from pellucid.engine.loop import DEFAULT_BUILDER
 from pellucid.engine.spawn import EngineProcess
 from pellucid.engine.supervision import CrashLoop, SupervisionPolicy, Verdict, Watchdog, add_counters, counters_of
 from pellucid.engine.wire import FromEngine
+from pellucid.observability.events import EngineDied, EngineStarted, RequestReplayed
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,8 @@ class SubprocessEngineClient(DispatchingClient):
         self._earlier = SchedulerStats()  # counters of the engines that are gone
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
+        self._num_restarts = 0
+        self._spawned_at = 0.0  # time.monotonic()
 
     # the EngineClient interface --------------------------------------------------------------------------------------
 
@@ -111,6 +115,7 @@ class SubprocessEngineClient(DispatchingClient):
     async def _one_life(self) -> str:
         """From the start of a process to its end; returns the cause of death in one line."""
         self._last_words = None
+        self._spawned_at = time.monotonic()
         self._watchdog = Watchdog(self._policy)
         try:
             process = EngineProcess.spawn(self._config, self._builder)
@@ -141,6 +146,8 @@ class SubprocessEngineClient(DispatchingClient):
         """Account for a death, end what is guilty, and decide whether and when there is a next life."""
         self._earlier = counters_of(self.stats)
         self.stats = self._earlier
+        self._num_restarts += 1
+        self._tell([EngineDied(time=time.time(), reason=cause, num_in_flight=len(self._in_flight))])
         guilty = self._in_flight.engine_died(cause)
         if guilty:
             self._crash_loop.progressed()
@@ -169,15 +176,20 @@ class SubprocessEngineClient(DispatchingClient):
             elif isinstance(message, EngineHeartbeat):
                 self._watchdog.step_running_s = message.step_running_s
             elif isinstance(message, EngineReady):
-                self._is_taking = True
-                self._crash_loop.became_ready()
-                self._became_ready(message)
-                self._send_sendable()
+                self._on_ready(message)
             elif isinstance(message, EngineLoading):
                 self.progress = message.stage if self.ready is None else f"restarting: {message.stage}"
             elif isinstance(message, EngineFailed):
                 self._last_words = message.error
         self._show_health()
+
+    def _on_ready(self, ready: EngineReady) -> None:
+        self._is_taking = True
+        self._crash_loop.became_ready()
+        self._became_ready(ready)
+        load_s = time.monotonic() - self._spawned_at
+        self._tell([EngineStarted(time=time.time(), num_restarts=self._num_restarts, load_s=load_s)])
+        self._send_sendable()
 
     def _on_outputs(self, message: EngineCoreOutputs) -> None:
         self._watchdog.step_running_s = 0.0
@@ -189,8 +201,18 @@ class SubprocessEngineClient(DispatchingClient):
 
     def _send_sendable(self) -> None:
         if self._process is not None and self._is_taking:
-            for request in self._in_flight.sendable():
+            requests = self._in_flight.sendable()
+            for request in requests:
                 self._process.send(request)
+            if replayed := [r for r in requests if self._in_flight.was_in_a_dead_engine(r.request_id)]:
+                self._tell(
+                    [
+                        RequestReplayed(
+                            request_id=r.request_id, time=time.time(), num_output_tokens=len(r.output_token_ids)
+                        )
+                        for r in replayed
+                    ]
+                )
 
     def _show_health(self) -> None:
         if self._is_taking:
