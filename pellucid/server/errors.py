@@ -101,7 +101,8 @@ def method_not_supported(method: str, path: str, allow: str | None) -> ApiError:
 
 
 def body_too_large(limit_bytes: int) -> ApiError:
-    return ApiError(413, f"The request body is larger than {limit_bytes} bytes.", code="request_too_large")
+    message = f"The request body is larger than {limit_bytes} bytes."
+    return ApiError(413, message, code="request_too_large", headers={"connection": "close"})
 
 
 def overloaded(message: str, retry_after_s: float) -> ApiError:

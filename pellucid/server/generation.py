@@ -1,0 +1,213 @@
+"""The path that every dialect shares: prompts go to the engine, and what comes back is read, accounted for, let go.
+
+A dialect turns its request into token ids and SamplingParams, calls `submit`, and turns the outputs into its own shape.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pellucid.core.messages import FinishReason
+from pellucid.frontend.async_llm import AsyncLLM, RequestStream
+from pellucid.frontend.outputs import (
+    ContextLengthExceededError,
+    EngineUnavailableError,
+    QueueFullError,
+    RequestError,
+    RequestOutput,
+)
+from pellucid.observability.metrics import Metrics
+from pellucid.sampling.params import SamplingParams
+from pellucid.server.errors import context_length_exceeded, from_request_error, invalid, unavailable
+from pellucid.server.middleware.context import RequestRecord
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What the engine is asked, in the engine's terms. param: the field of the dialect that holds the prompt."""
+
+    prompts: Sequence[list[int]]
+    params: SamplingParams
+    param: str
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+def submit(
+    llm: AsyncLLM, submission: Submission, *, request_id: str, metrics: Metrics, record: RequestRecord, final_only: bool
+) -> Generation:
+    """Raises ApiError for every refusal, having let go of what was taken."""
+    streams: list[RequestStream] = []
+    try:
+        for i, prompt in enumerate(submission.prompts):
+            stream = llm.generate(
+                prompt,
+                submission.params,
+                request_id=request_id if len(submission.prompts) == 1 else f"{request_id}-{i}",
+                priority=submission.priority,
+                cache_salt=submission.cache_salt,
+                final_only=final_only,
+            )
+            streams.append(stream)
+    except Exception as error:
+        for stream in streams:
+            llm.abort(stream.request_id)
+        raise _refusal(error, submission.param, metrics) from error
+    return Generation(streams, submission.params, metrics, record)
+
+
+def check_admission(llm: AsyncLLM, metrics: Metrics) -> None:
+    """Raises ApiError where a request would be refused now; for before its body is read."""
+    try:
+        llm.check_admission()
+    except RequestError as error:
+        raise _refusal(error, "", metrics) from error
+
+
+def _refusal(error: Exception, param: str, metrics: Metrics) -> Exception:
+    if isinstance(error, ContextLengthExceededError):
+        metrics.on_rejected("context_length")
+        return context_length_exceeded(error.max_model_len, error.num_prompt_tokens, param=param)
+    if isinstance(error, RequestError):
+        metrics.on_rejected("queue_full" if isinstance(error, QueueFullError) else "unavailable")
+        return from_request_error(error)
+    if isinstance(error, ValueError):
+        return invalid(str(error), param=getattr(error, "param", None))
+    return error
+
+
+class _Progress:
+    """How far one prompt's choices have come."""
+
+    def __init__(self, num_choices: int) -> None:
+        self.num_tokens = 0
+        self.last_time: list[float | None] = [None] * num_choices
+        self.reasons: dict[int, str] = {}
+        self.finished = False
+
+
+class Generation:
+    """The outputs of one HTTP request: `async for prompt_index, output in generation`, or `finals()`.
+
+    Raises ApiError where the engine failed. Whoever holds it calls `aclose` at the end, whatever the end was: that
+    aborts what still runs and completes the account.
+    """
+
+    def __init__(
+        self, streams: list[RequestStream], params: SamplingParams, metrics: Metrics, record: RequestRecord
+    ) -> None:
+        self.streams = streams
+        self.num_choices = params.n
+        self._metrics = metrics
+        self._record = record
+        self._progress = [_Progress(params.n) for _ in streams]
+        self._merged: _Merged | None = None
+        self._failed = False
+        for stream in streams:
+            metrics.on_submitted(len(stream.prompt_token_ids), params.n, params.max_tokens)
+            record.num_prompt_tokens += len(stream.prompt_token_ids)
+
+    def __aiter__(self) -> Generation:
+        return self
+
+    async def __anext__(self) -> tuple[int, RequestOutput]:
+        try:
+            if len(self.streams) == 1:
+                index, output = 0, await self.streams[0].__anext__()
+            else:
+                if self._merged is None:
+                    self._merged = _Merged(self.streams)
+                index, output = await self._merged.next()
+        except RequestError as error:
+            self._failed = True
+            raise from_request_error(error) from error
+        self._account(index, output)
+        return index, output
+
+    async def finals(self) -> list[RequestOutput]:
+        """Everything, one finished output per prompt."""
+        try:
+            outputs = await asyncio.gather(*(stream.final() for stream in self.streams))
+        except RequestError as error:
+            self._failed = True
+            raise from_request_error(error) from error
+        for index, output in enumerate(outputs):
+            self._account(index, output)
+        return outputs
+
+    async def aclose(self) -> None:
+        if self._merged is not None:
+            self._merged.cancel()
+        for stream in self.streams:
+            await stream.aclose()
+        reason = "error" if self._failed else "abort"
+        for progress in self._progress:
+            if not progress.finished:
+                progress.finished = True
+                for choice in range(self.num_choices):
+                    self._finish_choice(progress, choice, reason)
+
+    def _account(self, index: int, output: RequestOutput) -> None:
+        progress = self._progress[index]
+        now = time.monotonic()
+        for choice in output.outputs:
+            num_tokens = len(choice.token_ids)
+            if num_tokens:
+                last = progress.last_time[choice.index]
+                self._metrics.on_tokens(num_tokens, None if last is None else now - last)
+                progress.last_time[choice.index] = now
+                progress.num_tokens += num_tokens
+            if choice.finish_reason is FinishReason.ABORT:
+                self._failed = True
+                raise unavailable("The server stopped this request before it was finished.")
+            if choice.finish_reason is not None:
+                self._finish_choice(progress, choice.index, choice.finish_reason.value)
+        if output.finished:
+            progress.finished = True
+            self._record.num_output_tokens += progress.num_tokens
+            self._metrics.on_finished(
+                self.num_choices, progress.num_tokens, output.num_cached_tokens, output.metrics
+            )
+
+    def _finish_choice(self, progress: _Progress, choice: int, reason: str) -> None:
+        if choice not in progress.reasons:
+            progress.reasons[choice] = reason
+            self._metrics.on_choice_finished(reason)
+            self._record.finish_reasons.append(reason)
+
+
+class _Merged:
+    """Several streams as one, in the order in which their outputs come."""
+
+    def __init__(self, streams: Sequence[RequestStream]) -> None:
+        self._queue: asyncio.Queue[tuple[int, RequestOutput | BaseException | None]] = asyncio.Queue(len(streams))
+        self._num_open = len(streams)
+        self._tasks = [asyncio.create_task(self._pump(i, stream)) for i, stream in enumerate(streams)]
+
+    async def next(self) -> tuple[int, RequestOutput]:
+        while self._num_open:
+            index, item = await self._queue.get()
+            if item is None:
+                self._num_open -= 1
+            elif isinstance(item, BaseException):
+                raise item
+            else:
+                return index, item
+        raise StopAsyncIteration
+
+    def cancel(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _pump(self, index: int, stream: RequestStream) -> None:
+        try:
+            async for output in stream:
+                await self._queue.put((index, output))
+            await self._queue.put((index, None))
+        except Exception as error:
+            await self._queue.put((index, error))
+
+

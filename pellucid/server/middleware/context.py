@@ -1,0 +1,103 @@
+"""The outermost layer: an id for every request, an answer to every failure, and the access log."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+import time
+import traceback
+import uuid
+from dataclasses import dataclass, field
+from typing import Any, TextIO
+
+import msgspec
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pellucid.server.errors import ApiError, internal
+from pellucid.server.responses import send_error
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+CLIENT_LEFT = 499  # for the log only: nobody is there to read it
+
+
+@dataclass
+class RequestRecord:
+    """What is known of a request when it ends. Holds no text of the client's: that goes to a log."""
+
+    request_id: str
+    method: str
+    start: float
+    status: int | None = None
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    finish_reasons: list[str] = field(default_factory=list)
+    user_digest: str | None = None
+    outcome: str | None = None  # where the status does not say it: client_left, write_timeout, stream_error
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    return scope["state"]["record"]
+
+
+def digest_of(text: str) -> str:
+    """Enough to tell the requests of one user from another's, and nothing of who it is."""
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=6).hexdigest()
+
+
+class RequestContext:
+    def __init__(self, app: ASGIApp, access_log: TextIO | None = None) -> None:
+        self.app = app
+        self.access_log = access_log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        method = scope["method"] if scope["method"] in METHODS else "OTHER"
+        record = RequestRecord(f"req_{uuid.uuid4().hex}", method, time.monotonic())
+        scope.setdefault("state", {})["record"] = record
+        id_header = (b"x-request-id", record.request_id.encode())
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), id_header]
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            record.outcome = "client_left"
+        except Exception as error:
+            await self._answer_failure(error, record, scope, send_with_id)
+        finally:
+            if self.access_log is not None:
+                self._write_log(record, scope, self.access_log)
+
+    async def _answer_failure(self, error: Exception, record: RequestRecord, scope: Scope, send: Send) -> None:
+        if not isinstance(error, ApiError):
+            line = {"request_id": record.request_id, "unexpected": "".join(traceback.format_exception(error))}
+            print(msgspec.json.encode(line).decode(), file=sys.stderr, flush=True)
+            error = internal()
+        if record.status is None:
+            await send_error(error, scope, send)
+        else:
+            record.outcome = "stream_error"  # too late for another status; the connection is closed unfinished
+
+    def _write_log(self, record: RequestRecord, scope: Scope, log: TextIO) -> None:
+        route = scope.get("route")
+        line: dict[str, Any] = {
+            "time": round(time.time(), 3),
+            "request_id": record.request_id,
+            "method": record.method,
+            "route": getattr(route, "path", None),  # the route's own words, never the client's
+            "status": record.status if record.status is not None else CLIENT_LEFT,
+            "duration_ms": round((time.monotonic() - record.start) * 1000, 1),
+            "prompt_tokens": record.num_prompt_tokens,
+            "output_tokens": record.num_output_tokens,
+            "finish_reasons": record.finish_reasons,
+            "user": record.user_digest,
+            "outcome": record.outcome,
+        }
+        print(msgspec.json.encode(line).decode(), file=log, flush=True)

@@ -1,0 +1,151 @@
+"""Server-sent events: one write per wake-up of a stream, and a client that leaves or does not read costs nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from pellucid.frontend.outputs import RequestOutput
+from pellucid.server.errors import ApiError, internal
+from pellucid.server.generation import Generation
+from pellucid.server.http_protocol import CUT_OFF
+from pellucid.server.middleware.context import RequestRecord, record_of
+from pellucid.server.options import ServerOptions
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),  # nginx would hold events back
+]
+_PING = b": ping\n\n"
+
+
+class EventWriter(Protocol):
+    """A dialect's half of a stream: outputs in, bytes of events out (perhaps none)."""
+
+    def output(self, prompt_index: int, output: RequestOutput) -> bytes: ...
+
+    def end(self) -> bytes:
+        """After the last output: usage, terminator."""
+        ...
+
+    def error(self, error: ApiError) -> bytes:
+        """Instead of all that would follow."""
+        ...
+
+
+class EventStream(Response):
+    """Reads a generation and writes it. Headers are sent with the first event, so that an error before it has a status;
+    a stream that stays silent for longer gets its headers and a comment, which keeps proxies and clients patient.
+    """
+
+    def __init__(self, generation: Generation, writer: EventWriter, options: ServerOptions) -> None:
+        super().__init__()
+        self._generation = generation
+        self._writer = writer
+        self._ping_interval_s = options.ping_interval_s
+        self._write_timeout_s = options.write_timeout_s
+        self._started = False
+        self._writing_since: float | None = None
+        self._last_write = 0.0
+        self._stopped_for: str | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        record = record_of(scope)
+        task = asyncio.current_task()
+        assert task is not None
+        helpers = [
+            asyncio.create_task(self._watch_client(receive, task)),
+            asyncio.create_task(self._keep_house(scope, send, task)),
+        ]
+        try:
+            await self._run(send, record)
+        except asyncio.CancelledError:
+            if self._stopped_for is None:  # cancelled from outside
+                raise
+            record.outcome = self._stopped_for
+        finally:
+            for helper in helpers:
+                helper.cancel()
+            await self._generation.aclose()
+
+    async def _run(self, send: Send, record: RequestRecord) -> None:
+        try:
+            async for index, output in self._generation:
+                if data := self._writer.output(index, output):
+                    await self._write(send, data)
+            last = self._writer.end()
+        except ApiError as error:
+            if not self._started:
+                raise
+            record.outcome = "stream_error"
+            last = self._writer.error(error)
+        except Exception:
+            if self._started:
+                await self._write(send, self._writer.error(internal()))
+            raise
+        await self._write(send, last, more_body=False)
+
+    async def _write(self, send: Send, data: bytes, more_body: bool = True) -> None:
+        self._writing_since = self._last_write = asyncio.get_running_loop().time()
+        if not self._started:
+            self._started = True
+            await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+        await send({"type": "http.response.body", "body": data, "more_body": more_body})
+        self._writing_since = None
+
+    async def _watch_client(self, receive: Receive, task: asyncio.Task[None]) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._stop(task, "client_left")
+
+    async def _keep_house(self, scope: Scope, send: Send, task: asyncio.Task[None]) -> None:
+        """Pings a silent stream, ends one whose client takes nothing. Costs a wake-up in a while, none per token."""
+        loop = asyncio.get_running_loop()
+        self._last_write = loop.time()
+        interval_s = min(self._ping_interval_s or 3600.0, self._write_timeout_s / 2 or 3600.0)
+        while True:
+            await asyncio.sleep(interval_s)
+            now = loop.time()
+            if self._writing_since is not None:
+                if self._write_timeout_s and now - self._writing_since > self._write_timeout_s:
+                    self._stop(task, "write_timeout")
+                    cut_off = scope.get("extensions", {}).get(CUT_OFF)
+                    if cut_off is not None:  # closing would wait for what the client does not read
+                        cut_off()
+            elif self._ping_interval_s and now - self._last_write >= self._ping_interval_s:
+                with contextlib.suppress(Exception):
+                    await self._write(send, _PING)
+
+    def _stop(self, task: asyncio.Task[None], why: str) -> None:
+        if self._stopped_for is None:
+            self._stopped_for = why
+            task.cancel()
+
+
+async def collect(generation: Generation, receive: Receive, record: RequestRecord) -> list[RequestOutput] | None:
+    """The finished outputs, one per prompt; None where the client left before: there is nobody to answer."""
+    work = asyncio.ensure_future(generation.finals())
+    leaving = asyncio.ensure_future(_client_leaves(receive))
+    try:
+        await asyncio.wait({work, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not work.done():
+            record.outcome = "client_left"
+            return None
+        return await work
+    finally:
+        leaving.cancel()
+        if not work.done():
+            work.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await work
+        await generation.aclose()
+
+
+async def _client_leaves(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
