@@ -7,20 +7,33 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """kind: "llama3" or "linear" or "yarn"; the numbers as in HF's rope_scaling / rope_parameters."""
+    """How the rotary frequencies are stretched; the numbers as in HF's rope_scaling / rope_parameters.
+
+    kind: "linear" (factor), "llama3" (factor, low_freq_factor, high_freq_factor, original_max_position_embeddings),
+    "yarn" (factor, original_max_position_embeddings, beta_*, attention_factor, truncate), or "factors":
+    each frequency is divided by its own freq_factors[i], which is how GGUF files store llama3 scaling (rope_freqs).
+    attention_factor: what cosines and sines are multiplied by; None: 0.1 * ln(factor) + 1.
+    """
 
     kind: str
     factor: float = 1.0
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position_embeddings: int = 8192
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    truncate: bool = True
+    freq_factors: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """architecture: HF's class name. Sizes as in HF's config, one name each.
 
-    layer_types: per layer "full" or "sliding". rope_theta_local: the base of sliding layers (Gemma 3), else None.
+    layer_types: per layer "full" or "sliding"; empty: all full. sliding_window: how many tokens a sliding layer sees,
+    the current one among them. rope_theta_local: the base of sliding layers (Gemma 3), which then rotate without
+    rope_scaling; None: all layers rotate alike.
     """
 
     architecture: str
