@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pellucid.core.block_accounting import num_blocks_for
 from pellucid.core.block_pool import BlockPool, KVCacheBlock
 from pellucid.core.prefix_cache import PrefixCache
 from pellucid.core.request import Request
@@ -39,7 +40,7 @@ class KVCacheManager:
         return self.pool.num_free_blocks
 
     def num_blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
+        return num_blocks_for(num_tokens, self.block_size)
 
     def can_ever_fit(self, num_tokens: int) -> bool:
         """Would a request of this many tokens in all fit into the whole pool? Its last token needs no KV."""
