@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pellucid.core.messages import FinishReason
 from pellucid.frontend.async_llm import AsyncLLM, RequestStream
@@ -56,7 +57,7 @@ def submit(
         for stream in streams:
             llm.abort(stream.request_id)
         raise _refusal(error, submission.param, metrics) from error
-    return Generation(streams, submission.params, metrics, record)
+    return Generation(request_id, streams, submission.params, metrics, record)
 
 
 def check_admission(llm: AsyncLLM, metrics: Metrics) -> None:
@@ -86,6 +87,7 @@ class _Progress:
         self.num_tokens = 0
         self.last_time: list[float | None] = [None] * num_choices
         self.reasons: dict[int, str] = {}
+        self.num_cached_tokens = 0
         self.finished = False
 
 
@@ -97,8 +99,14 @@ class Generation:
     """
 
     def __init__(
-        self, streams: list[RequestStream], params: SamplingParams, metrics: Metrics, record: RequestRecord
+        self,
+        request_id: str,
+        streams: list[RequestStream],
+        params: SamplingParams,
+        metrics: Metrics,
+        record: RequestRecord,
     ) -> None:
+        self.request_id = request_id
         self.streams = streams
         self.num_choices = params.n
         self._metrics = metrics
@@ -138,6 +146,17 @@ class Generation:
             self._account(index, output)
         return outputs
 
+    def usage(self) -> dict[str, Any]:
+        """Tokens so far, in OpenAI's shape."""
+        num_prompt_tokens = sum(len(stream.prompt_token_ids) for stream in self.streams)
+        num_output_tokens = sum(progress.num_tokens for progress in self._progress)
+        return {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": num_output_tokens,
+            "total_tokens": num_prompt_tokens + num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(progress.num_cached_tokens for progress in self._progress)},
+        }
+
     async def aclose(self) -> None:
         if self._merged is not None:
             self._merged.cancel()
@@ -152,6 +171,7 @@ class Generation:
 
     def _account(self, index: int, output: RequestOutput) -> None:
         progress = self._progress[index]
+        progress.num_cached_tokens = output.num_cached_tokens
         now = time.monotonic()
         for choice in output.outputs:
             num_tokens = len(choice.token_ids)

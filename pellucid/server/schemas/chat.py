@@ -104,7 +104,8 @@ class ResponseFormat(StrictModel):
 
 class ChatCompletionRequest(ChatPrompt, SamplingFields, StreamFields, ClientFields):
     model: str
-    max_completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(

@@ -35,9 +35,7 @@ class SamplingFields(StrictModel):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    max_tokens: Annotated[int, Field(ge=0)] | None = Field(
-        None, description="Clamped to what the context leaves beside the prompt."
-    )
+    max_tokens: Annotated[int, Field(ge=0)] | None = None  # clamped to what the context leaves beside the prompt
     seed: Annotated[int, Field(ge=-INT64_MAX - 1, le=INT64_MAX)] | None = None
     stop: str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None

@@ -1,0 +1,89 @@
+"""How a dialect's handler becomes a route: admission, then the body, then the handler; and its place in /openapi.json."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.responses import Response
+
+from pellucid import __version__
+from pellucid.server.generation import check_admission
+from pellucid.server.schemas.common import ErrorResponse
+from pellucid.server.state import ServerState
+from pellucid.server.validation import read_body
+
+Model = TypeVar("Model", bound=BaseModel)
+Handler = Callable[[ServerState, Request, Model], Awaitable[Response]]
+
+REF = "#/components/schemas/{model}"
+
+
+def add_post(
+    app: FastAPI, path: str, model: type[Model], handler: Handler[Model], *, generates: bool, summary: str
+) -> None:
+    """generates: the route makes the engine work, so it is refused before its body is read when the queue is full."""
+    state: ServerState = app.state.server
+    max_depth = state.options.max_json_depth
+
+    async def endpoint(request: Request) -> Response:
+        if generates:
+            check_admission(state.engine(), state.metrics)
+        return await handler(state, request, await read_body(request, model, max_depth=max_depth))
+
+    app.add_api_route(
+        path,
+        endpoint,
+        methods=["POST"],
+        summary=summary,
+        description=(model.__doc__ or "").strip() or None,
+        name=handler.__name__,
+        response_model=None,
+        responses=_ERROR_RESPONSES | _OK,
+        openapi_extra={
+            "requestBody": {
+                "required": True,
+                "content": {"application/json": {"schema": {"$ref": REF.format(model=model.__name__)}}},
+            }
+        },
+    )
+    app.state.schemas.append(model)
+
+
+def add_get(app: FastAPI, path: str, endpoint: Callable[..., Any], *, summary: str, head: bool = False) -> None:
+    app.add_api_route(path, endpoint, methods=["GET"], summary=summary, response_model=None, responses=_OK)
+    if head:
+        app.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
+
+
+_ERROR: dict[str, Any] = {"application/json": {"schema": {"$ref": REF.format(model=ErrorResponse.__name__)}}}
+_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"description": description, "content": _ERROR}
+    for status, description in {
+        400: "The request is wrong; `param` and `code` say where and how.",
+        401: "No API key, or a wrong one.",
+        404: "There is no such model.",
+        408: "The body did not arrive in time.",
+        413: "The body is too large.",
+        415: "The body is not JSON.",
+        500: "The server failed.",
+        503: "Loading, overloaded or shutting down; see Retry-After.",
+        504: "The request took longer than the server allows.",
+    }.items()
+}
+_OK: dict[int | str, dict[str, Any]] = {200: {"description": "Done."}}
+
+
+def openapi_document(app: FastAPI) -> dict[str, Any]:
+    """FastAPI's own, with the bodies that the handlers read themselves. Made once."""
+    if app.openapi_schema is None:
+        document = get_openapi(title="Pellucid", version=__version__, routes=app.routes)
+        models = [(model, "validation") for model in [*app.state.schemas, ErrorResponse]]
+        _, definitions = models_json_schema(models, ref_template=REF)  # type: ignore[arg-type]
+        document.setdefault("components", {})["schemas"] = definitions["$defs"]
+        app.openapi_schema = document
+    return app.openapi_schema

@@ -1,0 +1,90 @@
+"""What the routes share. There is one of it per app, made in `run.serve` (or by a test), and nothing is global."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass, field
+
+from pellucid import __version__
+from pellucid.core.messages import EngineReady
+from pellucid.engine.client import EngineState
+from pellucid.frontend.async_llm import AsyncLLM
+from pellucid.observability.metrics import Metrics, cache_config_labels
+from pellucid.server.errors import model_not_found, unavailable
+from pellucid.server.logprobs import TokenTexts
+from pellucid.server.options import ServerOptions
+
+
+@dataclass
+class ServerState:
+    """llm: None until the model's files are here and its tokenizer is loaded; `progress` tells how far that is.
+
+    model_name: the name the API shows. aliases: other names it answers to, such as the one typed on the command line.
+    """
+
+    options: ServerOptions
+    model_name: str
+    metrics: Metrics
+    aliases: frozenset[str] = frozenset()
+    llm: AsyncLLM | None = None
+    progress: str = "starting"
+    draining: bool = False
+    created: int = field(default_factory=lambda: int(time.time()))
+    _texts: TokenTexts | None = None
+
+    def attach(self, llm: AsyncLLM) -> None:
+        """From here on requests can be taken (as soon as the engine is ready)."""
+        self.llm = llm
+        self.metrics.count_waiting = lambda: llm.num_waiting
+        llm.event_listeners.append(self.metrics.on_events)
+        self._texts = TokenTexts(llm.tokenizer.token_bytes)
+
+    def engine(self) -> AsyncLLM:
+        """Raises ApiError (503) where there is none to ask yet."""
+        if self.draining:
+            raise unavailable("The server is shutting down.", code="shutting_down")
+        if self.llm is None or self.llm.ready is None:
+            raise unavailable(f"The model is loading: {self.loading_progress}.", code="model_loading", retry_after_s=2)
+        return self.llm
+
+    @property
+    def ready(self) -> EngineReady:
+        ready = self.engine().ready
+        assert ready is not None  # `engine` has seen to it
+        self.metrics.cache_config = self.metrics.cache_config or cache_config_labels(ready)
+        return ready
+
+    @property
+    def texts(self) -> TokenTexts:
+        self.engine()
+        assert self._texts is not None
+        return self._texts
+
+    @property
+    def loading_progress(self) -> str:
+        return self.progress if self.llm is None else self.llm.client.progress or self.progress
+
+    def health(self) -> tuple[int, dict[str, str]]:
+        """HTTP status and body of /health."""
+        if self.draining:
+            return 503, {"status": "stopping"}
+        if self.llm is None:
+            return 503, {"status": EngineState.LOADING.value, "progress": self.progress}
+        if self.llm.state is EngineState.READY:
+            return 200, {"status": "ok"}
+        return 503, {"status": self.llm.state.value, "progress": self.llm.client.progress}
+
+    def check_model(self, name: str | None) -> None:
+        """Raises ApiError (404) for a model that is not served here."""
+        if name is not None and name != self.model_name and name not in self.aliases:
+            raise model_not_found(name)
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with whatever could change the text of a seeded request: OpenAI's system_fingerprint."""
+        ready = self.ready
+        parts = (__version__, self.model_name, ready.device, ready.dtype, ready.kernels, *sorted(ready.details.items()))
+        return f"fp_{hashlib.blake2b(repr(parts).encode(), digest_size=5).hexdigest()}"
+
+
