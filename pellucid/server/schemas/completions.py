@@ -11,7 +11,6 @@ from pellucid.server.schemas.common import (
     ClientFields,
     SamplingFields,
     StreamFields,
-    StrictModel,
     TokenId,
 )
 
@@ -37,16 +36,5 @@ class CompletionRequest(SamplingFields, StreamFields, ClientFields):
 
 class GenerateRequest(SamplingFields, StreamFields):
     prompt: str | TokenIds
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-
-
-class TokenizePromptRequest(StrictModel):
-    model: str | None = None
-    prompt: str
-    add_special_tokens: bool = True
-    return_token_strs: bool | None = None
-
-
-class DetokenizeRequest(StrictModel):
-    model: str | None = None
-    tokens: list[TokenId]

@@ -1,0 +1,52 @@
+"""The web application: routes inside, layers around them."""
+
+from __future__ import annotations
+
+import sys
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from pellucid.server import models, openai_chat, openai_completions, operations, plain_generate, tokenization
+from pellucid.server.errors import ApiError, method_not_supported, unknown_url
+from pellucid.server.middleware.auth import ApiKeyAuth
+from pellucid.server.middleware.body_limit import BodyLimit
+from pellucid.server.middleware.context import RequestContext
+from pellucid.server.responses import error_response
+from pellucid.server.state import ServerState
+
+ROUTES = (openai_chat, openai_completions, plain_generate, tokenization, models, operations)
+
+
+def build_app(state: ServerState) -> FastAPI:
+    """state.llm may still be None: routes that need it answer 503 until `state.attach`."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.server = state
+    app.state.schemas = []  # the request models, for /openapi.json
+    for module in ROUTES:
+        module.add_routes(app)
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+
+    options = state.options  # the last one added is the outermost
+    app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes, timeout_s=options.body_timeout_s)
+    app.add_middleware(ApiKeyAuth, api_keys=options.api_keys)
+    app.add_middleware(RequestContext, access_log=sys.stderr if options.access_log else None)
+    return app
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """What the router itself raises: no such path, or not with this method."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return error_response(unknown_url(request.method, request.url.path))
+    if error.status_code == 405:
+        allow = (error.headers or {}).get("Allow")
+        return error_response(method_not_supported(request.method, request.url.path, allow))
+    return error_response(ApiError(error.status_code, str(error.detail)))

@@ -1,0 +1,141 @@
+"""Prompts of every dialect to token ids; long ones on a thread, so that other streams go on meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pellucid.frontend.async_llm import AsyncLLM
+from pellucid.frontend.chat_template import ChatTemplateError
+from pellucid.server.errors import ApiError, context_length_exceeded, invalid, shorten
+from pellucid.server.schemas.chat import ChatPrompt, Message
+from pellucid.server.schemas.completions import CompletionRequest, GenerateRequest
+
+LONG_TEXT = 4096  # characters; tokenising this much takes a millisecond or two
+TEMPLATE_VARIABLES = ("enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "preserve_thinking")
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    token_ids: list[int]
+    text: str | None = None  # as the client gave it; None for token ids, or where it was truncated
+
+
+async def chat_prompt(
+    llm: AsyncLLM, body: ChatPrompt, *, truncate_to: int | None = None, reasoning_effort: str | None = None
+) -> list[int]:
+    """Raises ApiError where the model has no template, or its template refuses the conversation (quoting it)."""
+    variables = _template_variables(body.chat_template_kwargs)
+    if reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", reasoning_effort)
+        variables.setdefault("enable_thinking", reasoning_effort != "none")
+    messages = [_as_dict(message) for message in body.messages]
+    if body.continue_final_message and body.messages[-1].role != "assistant":
+        raise invalid(
+            "'continue_final_message' needs the last message to be the assistant's.", param="continue_final_message"
+        )
+    size = sum(len(text) for message in messages for text in message.values() if isinstance(text, str))
+    if truncate_to is None:
+        _refuse_hopeless(llm, size, "messages")
+
+    def render() -> list[int]:
+        return llm.render_chat(
+            messages,
+            add_generation_prompt=not body.continue_final_message and body.add_generation_prompt is not False,
+            continue_final_message=bool(body.continue_final_message),
+            **variables,
+        )
+
+    try:
+        token_ids = await _off_the_loop(render, size)
+    except ChatTemplateError as error:
+        raise invalid(str(error), param="messages") from error
+    return _truncate(llm, token_ids, truncate_to)
+
+
+async def completion_prompts(llm: AsyncLLM, body: CompletionRequest) -> list[Prompt]:
+    """One per prompt of the request, in order."""
+    given = body.prompt
+    many: list[Any] = given if isinstance(given, list) and isinstance(given[0], (str, list)) else [given]
+    add_special_tokens = body.add_special_tokens is not False
+    return [await _prompt(llm, prompt, body.truncate_prompt_tokens, add_special_tokens) for prompt in many]
+
+
+async def generate_prompt(llm: AsyncLLM, body: GenerateRequest) -> Prompt:
+    return await _prompt(llm, body.prompt, body.truncate_prompt_tokens, True)
+
+
+async def encode_text(llm: AsyncLLM, text: str, *, add_special_tokens: bool) -> list[int]:
+    return await _off_the_loop(lambda: llm.tokenizer.encode(text, add_special_tokens=add_special_tokens), len(text))
+
+
+async def _prompt(llm: AsyncLLM, given: str | list[int], truncate_to: int | None, add_special_tokens: bool) -> Prompt:
+    text = given if isinstance(given, str) else None
+    if text is not None:
+        if truncate_to is None:
+            _refuse_hopeless(llm, len(text), "prompt")
+        token_ids = await encode_text(llm, text, add_special_tokens=add_special_tokens)
+        if not token_ids:
+            raise invalid("Invalid 'prompt': it is empty, and this model has no token to begin a text with.",
+                          code="empty_string", param="prompt")  # fmt: skip
+    else:
+        assert isinstance(given, list)
+        token_ids = given
+    kept = _truncate(llm, token_ids, truncate_to)
+    return Prompt(kept, text if len(kept) == len(token_ids) else None)
+
+
+def _truncate(llm: AsyncLLM, token_ids: list[int], truncate_to: int | None) -> list[int]:
+    """The last tokens; -1 keeps as many as leave room for one token of output."""
+    if truncate_to is None:
+        return token_ids
+    if truncate_to == 0:
+        raise invalid("Invalid 'truncate_prompt_tokens': expected -1 or a value >= 1.", param="truncate_prompt_tokens")
+    assert llm.ready is not None
+    return token_ids[-(llm.ready.max_model_len - 1 if truncate_to == -1 else truncate_to) :]
+
+
+def _refuse_hopeless(llm: AsyncLLM, num_characters: int, param: str) -> None:
+    """A text too long for the context even if every token were the longest there is need not be tokenised first."""
+    assert llm.ready is not None
+    at_least = num_characters // llm.tokenizer.max_token_characters
+    if at_least > llm.ready.max_model_len:
+        raise context_length_exceeded(llm.ready.max_model_len, at_least, param=param, at_least=True)
+
+
+def _template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
+    variables = dict(given or {})
+    for name, value in variables.items():
+        param = f"chat_template_kwargs.{shorten(name)}"
+        if name not in TEMPLATE_VARIABLES:
+            raise invalid(f"Unknown parameter: '{param}'.", code="unknown_parameter", param=param)
+        if not isinstance(value, (bool, int, float, str)):
+            raise ApiError(400, f"Invalid type for '{param}': expected a boolean, number or string.",
+                           code="invalid_type", param=param)  # fmt: skip
+    return variables
+
+
+def _as_dict(message: Message) -> dict[str, Any]:
+    """A message as chat templates read it: text in one piece, and only what was given."""
+    values = message.model_dump(exclude_none=True)
+    if not isinstance(values.get("content", ""), str):
+        values["content"] = "".join(part.get("text") or part.get("refusal") or "" for part in values["content"])
+    if message.role == "assistant":
+        values.setdefault("content", values.pop("refusal", None) or "")
+        values.pop("annotations", None)
+        reasoning = values.pop("reasoning", None) or values.get("reasoning_content")
+        if reasoning:
+            values["reasoning_content"] = values["reasoning"] = reasoning
+        for call in values.get("tool_calls", ()):
+            call.pop("index", None)
+    return values
+
+
+async def _off_the_loop(work: Callable[[], Result], num_characters: int) -> Result:
+    if num_characters <= LONG_TEXT:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(None, work)
