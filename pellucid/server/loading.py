@@ -1,0 +1,72 @@
+"""From a model's name to an AsyncLLM whose engine loads in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from pellucid.config import EngineConfig
+from pellucid.engine.subprocess_client import SubprocessEngineClient
+from pellucid.frontend.async_llm import AsyncLLM
+from pellucid.frontend.tokenizer import load_tokenizer
+from pellucid.loader.resolve import resolve_model
+from pellucid.server.options import ServerOptions
+
+MIB = 1024 * 1024
+
+
+def served_names(config: EngineConfig) -> tuple[str, frozenset[str]]:
+    """The model's name in the API, and the other names it answers to.
+
+    A path says more about this machine than a client should know: its last part names the model.
+    """
+    ref = config.model
+    short = ref
+    if Path(ref).suffix == ".gguf" and "://" not in ref:
+        short = Path(ref).stem
+    elif ref.startswith((".", "/", "~")) or Path(ref).is_dir():
+        short = Path(ref).expanduser().resolve().name
+    name = config.served_model_name or short
+    return name, frozenset({ref, short, name})
+
+
+async def load_llm(config: EngineConfig, options: ServerOptions, show: Callable[[str], None]) -> AsyncLLM:
+    """Fetch the files, start the engine on them, and meanwhile load the tokenizer here.
+
+    show: called with what is going on, in words. Raises ModelError (or OSError) with what a person can do.
+    """
+    loop = asyncio.get_running_loop()
+    last = 0.0
+
+    def on_progress(done: int, total: int | None, what: str) -> None:  # on the thread that downloads
+        nonlocal last
+        if (now := time.monotonic()) - last > 0.2:
+            last = now
+            share = f"{100 * done // total} %" if total else f"{done / MIB:.0f} MiB"
+            loop.call_soon_threadsafe(show, f"{what}: {share}")
+
+    def resolve() -> object:
+        return resolve_model(config.model, local_files_only=config.local_files_only, on_progress=on_progress)
+
+    show(f"looking for {config.model}")
+    await loop.run_in_executor(None, resolve)
+    # everything is here now: the engine finds it without the network, and both sides read the same files
+    client = SubprocessEngineClient(msgspec.structs.replace(config, local_files_only=True))
+    await client.start()
+    try:
+        show("loading the tokenizer")
+        tokenizer = await loop.run_in_executor(None, load_tokenizer, config.model)
+    except BaseException:
+        await client.shutdown()
+        raise
+    return AsyncLLM(
+        client,
+        tokenizer,
+        max_queue=options.max_queue,
+        request_timeout_s=options.request_timeout_s,
+        default_seed=config.seed,
+    )

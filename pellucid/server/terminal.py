@@ -1,0 +1,50 @@
+"""What `pellucid serve` says to the person who started it: how loading goes, and then how to ask the first question."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from types import TracebackType
+from typing import TextIO
+
+from pellucid import __version__
+from pellucid.core.messages import EngineReady
+
+
+class ProgressLine:
+    """One line that is written over on a terminal; a line per stage where the output is kept."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._is_terminal = out.isatty()
+        self._shown = ""
+
+    def __enter__(self) -> ProgressLine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._is_terminal and self._shown:
+            self._out.write("\r\033[K")
+            self._out.flush()
+
+    def show(self, progress: str) -> None:
+        if not progress or progress == self._shown:
+            return
+        self._shown = progress
+        self._out.write(f"\r\033[K{progress}" if self._is_terminal else f"{progress}\n")
+        self._out.flush()
+
+
+def greeting(url: str, model_name: str, ready: EngineReady, asks_for_key: bool) -> str:
+    """Ends with a command that works as it stands."""
+    body = {"model": model_name, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    key = "-H 'Authorization: Bearer YOUR_KEY' " if asks_for_key else ""
+    return "\n".join(
+        [
+            f"pellucid {__version__} serves {model_name} at {url}",
+            f"  {ready.device}, {ready.dtype}, {ready.kernels} kernels; context {ready.max_model_len}, "
+            f"{ready.num_blocks} KV blocks of {ready.block_size}, up to {ready.max_num_seqs} requests at a time",
+            "",
+            f"  curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}",
+        ]
+    )
