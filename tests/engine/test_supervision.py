@@ -216,7 +216,7 @@ async def test_death_while_loading_is_tried_again(tmp_path: Path) -> None:
 
 async def test_a_crash_loop_gives_up_and_says_how_the_engine_died() -> None:
     async with engine("dies") as client:
-        with pytest.raises(RuntimeError, match="died 5 times in a row.*SIGKILL"):
+        with pytest.raises(RuntimeError, match=r"died 5 times in a row.*SIGKILL"):
             await asyncio.wait_for(client.wait_ready(), PATIENCE_S)
 
 
