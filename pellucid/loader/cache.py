@@ -1,4 +1,4 @@
-"""The directory that fetched models are kept in, and writing to it so that a half-written file is never taken for whole."""
+"""Where fetched models are kept, and writing there so that a half-written file is never taken for a whole one."""
 
 from __future__ import annotations
 

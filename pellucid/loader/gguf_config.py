@@ -32,7 +32,15 @@ ARCHITECTURES = {
 ROPE_FACTORS_TENSOR = "rope_freqs.weight"
 CONTROL_TOKEN = 3  # in tokenizer.ggml.token_type
 # a file names one end token, a chat model ends its turns with another: llama.cpp knows these by their text
-END_OF_TURN_TEXTS = {"<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>"}
+END_OF_TURN_TEXTS = {
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+    "<|end_of_text|>",
+}
 
 _HEEDED = {
     "block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
@@ -54,7 +62,9 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
             f"{origin}: the GGUF architecture {architecture!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
     if file.metadata.get("split.count", 1) not in (0, 1):
-        raise UnsupportedModelError(f"{origin}: one part of a split model; join the parts with llama.cpp's gguf-split --merge")
+        raise UnsupportedModelError(
+            f"{origin}: part of a split model; join the parts with llama.cpp's gguf-split --merge"
+        )
     own = {
         key.removeprefix(f"{architecture}."): _plain(value)
         for key, value in file.metadata.items()
@@ -150,7 +160,9 @@ def _embedding(file: GGUFFile) -> Any:
 def _vocab_size(file: GGUFFile, hidden_size: int) -> int:
     shape = _embedding(file).shape
     if len(shape) != 2 or shape[1] != hidden_size:
-        raise ModelConfigError(f"{file.path}: token_embd.weight has the shape {list(shape)}, expected [*, {hidden_size}]")
+        raise ModelConfigError(
+            f"{file.path}: token_embd.weight has the shape {list(shape)}, expected [*, {hidden_size}]"
+        )
     return shape[0]
 
 
@@ -161,7 +173,9 @@ def _layers(fields: Fields, gemma: bool, num_layers: int) -> tuple[tuple[str, ..
         layers = tuple("sliding" if (i + 1) % pattern else "full" for i in range(num_layers))
         return layers, window if "sliding" in layers else None
     if window is not None and window < fields.integer("context_length", high=MAX_POSITIONS):
-        raise UnsupportedModelError(f"{fields.origin}: a sliding window of {window} is not supported in this architecture")
+        raise UnsupportedModelError(
+            f"{fields.origin}: a sliding window of {window} is not supported in this architecture"
+        )
     return ("full",) * num_layers, None
 
 
@@ -177,12 +191,16 @@ def _softcap(fields: Fields, name: str) -> float | None:
 def _rope_scaling(file: GGUFFile, fields: Fields, theta: float, head_dim: int) -> RopeScaling | None:
     kind = fields.text("rope.scaling.type", "linear" if "rope.scale_linear" in fields else "none")
     if kind not in ("none", "linear", "yarn"):
-        raise UnsupportedModelError(f"{fields.origin}: the rope kind {kind!r}; supported are none, linear, yarn, llama3")
+        raise UnsupportedModelError(
+            f"{fields.origin}: the rope kind {kind!r}; supported are none, linear, yarn, llama3"
+        )
     if ROPE_FACTORS_TENSOR in file.tensors:
         if kind != "none":
             raise UnsupportedModelError(f"{fields.origin}: rope factors together with the rope kind {kind!r}")
         return _llama3_scaling(file, theta, head_dim)
-    factor = fields.number("rope.scaling.factor", fields.number("rope.scale_linear", 1.0, low=0, high=1e6), low=0, high=1e6)
+    factor = fields.number(
+        "rope.scaling.factor", fields.number("rope.scale_linear", 1.0, low=0, high=1e6), low=0, high=1e6
+    )
     if kind == "none" or factor in (0.0, 1.0):
         return None
     if kind == "linear":
@@ -231,6 +249,12 @@ def _eos_token_ids(file: GGUFFile, tokens: Fields) -> tuple[int, ...]:
 
 
 def _default_sampling(file: GGUFFile, origin: str) -> dict[str, float | int]:
-    names = {"temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p", "penalty_repeat": "repetition_penalty"}
+    names = {
+        "temp": "temperature",
+        "top_p": "top_p",
+        "top_k": "top_k",
+        "min_p": "min_p",
+        "penalty_repeat": "repetition_penalty",
+    }
     stated = {ours: _plain(file.metadata.get(f"general.sampling.{theirs}")) for theirs, ours in names.items()}
     return default_sampling(Fields(stated, origin))

@@ -33,7 +33,7 @@ MAX_DIMS = 4
 MAX_ALIGNMENT = 1 << 16
 
 # value types of the metadata: number -> numpy's little-endian type
-SCALAR_TYPES = {
+SCALAR_TYPES: dict[int, np.dtype[Any]] = {
     0: np.dtype("<u1"),
     1: np.dtype("<i1"),
     2: np.dtype("<u2"),

@@ -1,4 +1,4 @@
-"""Rotary positions in config.json: rope_theta and rope_scaling (transformers 4), rope_parameters (5), one base or two."""
+"""Rotary positions in config.json: rope_theta and rope_scaling (transformers 4) or rope_parameters (5)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Rope:
 
 
 def read_rope(fields: Fields, *, has_local_base: bool) -> Rope:
-    """Raises UnsupportedModelError naming the kind or parameter that is not computed, ModelConfigError for bad numbers."""
+    """Raises UnsupportedModelError naming what is not computed, ModelConfigError for numbers that make no sense."""
     parameters = fields.values.get("rope_parameters")
     spelling = "rope_parameters" if parameters else "rope_scaling"
     parameters = parameters or fields.values.get("rope_scaling") or {}

@@ -40,7 +40,7 @@ def resolve_hub(
     local_files_only: bool = False,
     on_progress: Progress | None = None,
 ) -> ModelFiles:
-    """A snapshot of `repo` (file None) or one .gguf file of it; the copy in the hub's cache is used where it is whole."""
+    """A snapshot of `repo`, or one .gguf `file` of it; the copy in the hub's cache is used where it is whole."""
     found = _cached(ref, repo, revision, file)
     if found is not None:
         return found
@@ -104,16 +104,16 @@ def _checked(ref: str, repo: str, directory: Path) -> ModelFiles:
         return model_in_directory(ref, directory)
     except ModelNotFoundError as error:
         raise ModelNotFoundError(
-            f"{ref}: {repo} holds no safetensors model. Pickled weights (.bin, .pt) are not fetched; one of its GGUF files "
-            f"is named as {repo}:FILE.gguf"
+            f"{ref}: {repo} holds no safetensors model. Pickled weights (.bin, .pt) are not fetched; name one of its "
+            f"GGUF files as {repo}:FILE.gguf"
         ) from error
 
 
 def _progress_bar(on_progress: Progress, what: str) -> type[Any]:
-    """A tqdm class that draws nothing and reports the bytes; huggingface_hub makes one for bytes and others for files."""
+    """A tqdm class that draws nothing and reports bytes; the hub client makes one for bytes and others for files."""
     from tqdm import tqdm
 
-    class ReportingBar(tqdm):  # type: ignore[type-arg]
+    class ReportingBar(tqdm):
         _report_lock = threading.Lock()
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -18,7 +18,9 @@ MAX_THETA = 1e15
 def check_consistent(config: ModelConfig, origin: str) -> ModelConfig:
     """Relations between fields that each are in bounds; returns the config. Raises ModelConfigError."""
     if config.num_heads % config.num_kv_heads:
-        raise ModelConfigError(f"{origin}: {config.num_heads} heads can't share {config.num_kv_heads} key-value heads evenly")
+        raise ModelConfigError(
+            f"{origin}: {config.num_heads} heads can't share {config.num_kv_heads} key-value heads evenly"
+        )
     if config.head_dim % 2:
         raise ModelConfigError(f"{origin}: head_dim is {config.head_dim}; rotary positions need an even one")
     if len(config.layer_types) != config.num_layers:
@@ -27,5 +29,7 @@ def check_consistent(config: ModelConfig, origin: str) -> ModelConfig:
         raise ModelConfigError(f"{origin}: there are sliding layers, but sliding_window is not given")
     outside = [i for i in (config.bos_token_id, *config.eos_token_ids) if i is not None and i >= config.vocab_size]
     if outside:
-        raise ModelConfigError(f"{origin}: the token ids {outside} lie outside of the vocabulary of {config.vocab_size}")
+        raise ModelConfigError(
+            f"{origin}: the token ids {outside} lie outside of the vocabulary of {config.vocab_size}"
+        )
     return config

@@ -18,7 +18,7 @@ MAX_SHARDS = 10_000
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """ref: the name it was asked for by. directory: a HF layout, or where the GGUF file lies. gguf: that file, or None."""
+    """ref: the name it was asked for by. directory: in the HF layout, or where the GGUF file lies. gguf: that file."""
 
     ref: str
     directory: Path
@@ -59,7 +59,9 @@ def shard_paths(directory: Path) -> list[Path]:
         raise SafetensorsError(f"{index}: {len(names)} shards; the limit is {MAX_SHARDS}")
     missing = [name for name in names if not (directory / name).is_file()]
     if missing:
-        raise SafetensorsError(f"{directory}: missing of the {len(names)} shards in {WEIGHTS_INDEX}: {', '.join(missing)}")
+        raise SafetensorsError(
+            f"{directory}: missing of the {len(names)} shards in {WEIGHTS_INDEX}: {', '.join(missing)}"
+        )
     return [directory / name for name in names]
 
 
@@ -76,7 +78,7 @@ def read_weight_map(index: Path) -> dict[str, str]:
 
 
 def model_in_directory(ref: str, directory: Path) -> ModelFiles:
-    """A directory with config.json and safetensors, or with one .gguf file. Raises ModelError saying what is missing."""
+    """A directory with config.json and safetensors, or one .gguf file. Raises ModelError saying what is missing."""
     names = sorted(path.name for path in directory.iterdir())
     ggufs = [name for name in names if name.endswith(".gguf")]
     if "config.json" in names:
@@ -86,8 +88,8 @@ def model_in_directory(ref: str, directory: Path) -> ModelFiles:
         pickles = [name for name in names if name.endswith(PICKLE_SUFFIXES)]
         if pickles and not ggufs:
             raise ModelError(
-                f"{directory}: its weights are pickle files ({', '.join(pickles[:4])}), which can run code when they are "
-                "read and are refused; convert them to safetensors"
+                f"{directory}: its weights are pickle files ({', '.join(pickles[:4])}), which can run code when "
+                "they are read and are refused; convert them to safetensors"
             )
     if len(ggufs) == 1:
         return ModelFiles(ref, directory, directory / ggufs[0])

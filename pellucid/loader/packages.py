@@ -16,7 +16,9 @@ from pellucid.loader.errors import ModelError
 MAX_METADATA_BYTES = 4 << 20
 MAX_MEMBERS = 100_000
 
-_REQUIREMENT = re.compile(r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(?:\(?\s*==\s*([A-Za-z0-9][A-Za-z0-9._+!-]*)\s*\)?)?")
+_REQUIREMENT = re.compile(
+    r"([A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)\s*(?:\(?\s*==\s*([A-Za-z0-9][A-Za-z0-9._+!-]*)\s*\)?)?"
+)
 
 
 @dataclass(frozen=True)

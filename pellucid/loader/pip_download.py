@@ -34,7 +34,16 @@ def download_wheel(package: PackageName, directory: Path, on_progress: Progress 
     for path in (wheels, temporary):
         path.mkdir(parents=True)
     # source distributions are excluded: building one would run its code
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-cache-dir",
+        "--no-input",
+    ]
     command += ["--disable-pip-version-check", "--progress-bar=off", "--dest", str(wheels), "--", str(package)]
     environment = os.environ | {"TMPDIR": str(temporary), "PYTHONUNBUFFERED": "1", "LC_ALL": "C"}
     with log.open("wb") as output:

