@@ -99,7 +99,7 @@ void ThreadPool::run_erased(ErasedJob job, void* context) {
     std::lock_guard<std::mutex> one_at_a_time(run_mutex_);
     if (num_threads_ == 1) {
         next_item_.store(0, std::memory_order_relaxed);
-        job(context, Team(*this, 0));
+        job(context, Team(this, 0, num_threads_));
         return;
     }
     ScopedPin pin(cores_.empty() ? -1 : cores_[0]);
@@ -111,7 +111,7 @@ void ThreadPool::run_erased(ErasedJob job, void* context) {
         { std::lock_guard<std::mutex> lock(sleep_mutex_); }
         wake_.notify_all();
     }
-    job(context, Team(*this, 0));
+    job(context, Team(this, 0, num_threads_));
     barrier();
 }
 
@@ -133,7 +133,7 @@ void ThreadPool::worker(int thread) {
         }
         if (now == seen) return;  // stop_
         seen = now;
-        job_(context_, Team(*this, thread));
+        job_(context_, Team(this, thread, num_threads_));
         barrier();
     }
 }

@@ -33,12 +33,17 @@ class ThreadPool {
         const int thread;
         const int num_threads;
 
+        // A team of one, for a thread that does a share of a job on its own: barriers and sharing cost nothing.
+        static Team solo() { return Team(nullptr, 0, 1); }
+
         // Waits for all threads of the job; what they wrote before is visible after.
-        void barrier() const { pool_.barrier(); }
+        void barrier() const {
+            if (pool_ != nullptr) pool_->barrier();
+        }
 
         // The next number of a sequence shared by the team, from 0. Every thread must leave the loop (see a number past
         // its end) before the barrier, which starts the sequence afresh.
-        int64_t next() const { return pool_.next_item_.fetch_add(1, std::memory_order_relaxed); }
+        int64_t next() const { return pool_->next_item_.fetch_add(1, std::memory_order_relaxed); }
 
         // body(i) for i in [0, count), each once, by whichever thread is free. Who runs what is left to chance: the
         // result must not depend on it. No barrier at the end.
@@ -53,8 +58,8 @@ class ThreadPool {
 
       private:
         friend class ThreadPool;
-        Team(ThreadPool& pool, int thread) : thread(thread), num_threads(pool.num_threads_), pool_(pool) {}
-        ThreadPool& pool_;
+        Team(ThreadPool* pool, int thread, int num_threads) : thread(thread), num_threads(num_threads), pool_(pool) {}
+        ThreadPool* pool_;
     };
 
     // job(const Team&) on every thread; returns when all are done. The job must not throw.
