@@ -1,0 +1,239 @@
+// Panels of weights with a scale for every group of 32 or 16 elements, activations in int8 with a scale for every 32.
+//
+// A super-block of the panel (256 elements of k) is unpacked once, codes to bytes and scales to float32, into a buffer
+// that stays in L1, and then serves all rows of the tile. Per output element: exact int32 sums inside a group, one chain of
+// float32 operations over the groups in order of k.
+#include "linear/tiles.h"
+
+namespace pellucid {
+namespace PELLUCID_ISA {
+namespace {
+
+constexpr int64_t kStepsPerGroup = kGroup / 4;
+constexpr int64_t kMaxTileRows = 128;  // rows of float sums kept beside one panel
+
+// A super-block ready for use. codes: `code_stride` bytes a group, [2 column halves][8 steps][64].
+struct Unpacked {
+    const uint8_t* codes;
+    int64_t code_stride;
+    alignas(64) uint8_t code_buffer[kGroupsPerSuper * 2 * kStepsPerGroup * 64];
+    alignas(64) float scales[kGroupsPerSuper][2][kPanelColumns];  // [group][half group, where they differ][column]
+    alignas(64) float mins[kGroupsPerSuper][kPanelColumns];
+};
+
+template <int bits>
+void unpack_codes(const uint8_t* packed, uint8_t* out) {
+    const Bytes low = splat_byte(15);
+    Bytes extra[2] = {low, low};
+    if constexpr (bits == 5) extra[0] = load_bytes(packed + 256);
+    if constexpr (bits == 6) extra[0] = load_bytes(packed + 256), extra[1] = load_bytes(packed + 320);
+    Bytes steps[8];
+    PELLUCID_UNROLL
+    for (int j = 0; j < 4; ++j) {
+        const Bytes pair = load_bytes(packed + 64 * j);
+        steps[j] = pair & low;
+        steps[j + 4] = shift_right<4>(pair) & low;
+    }
+    if constexpr (bits == 5) {
+        const Bytes bit = splat_byte(16);
+        steps[0] = steps[0] | (shift_left<4>(extra[0]) & bit);
+        steps[1] = steps[1] | (shift_left<3>(extra[0]) & bit);
+        steps[2] = steps[2] | (shift_left<2>(extra[0]) & bit);
+        steps[3] = steps[3] | (shift_left<1>(extra[0]) & bit);
+        steps[4] = steps[4] | (extra[0] & bit);
+        steps[5] = steps[5] | (shift_right<1>(extra[0]) & bit);
+        steps[6] = steps[6] | (shift_right<2>(extra[0]) & bit);
+        steps[7] = steps[7] | (shift_right<3>(extra[0]) & bit);
+    }
+    if constexpr (bits == 6) {
+        const Bytes two = splat_byte(48);
+        PELLUCID_UNROLL
+        for (int h = 0; h < 2; ++h) {
+            steps[4 * h] = steps[4 * h] | (shift_left<4>(extra[h]) & two);
+            steps[4 * h + 1] = steps[4 * h + 1] | (shift_left<2>(extra[h]) & two);
+            steps[4 * h + 2] = steps[4 * h + 2] | (extra[h] & two);
+            steps[4 * h + 3] = steps[4 * h + 3] | (shift_right<2>(extra[h]) & two);
+        }
+    }
+    PELLUCID_UNROLL
+    for (int j = 0; j < 8; ++j) store_bytes(out + 64 * j, steps[j]);
+}
+
+template <GroupFormat format>
+PELLUCID_INLINE void unpack(const std::byte* super, int groups, Unpacked& out) {
+    constexpr GroupTraits traits = group_traits(format);
+    constexpr GroupLayout layout(format);
+    const uint16_t* halves = reinterpret_cast<const uint16_t*>(super);
+    const std::byte* group = super + layout.super_bytes;
+    if constexpr (traits.bits == 8) {
+        out.codes = reinterpret_cast<const uint8_t*>(group + layout.scale_bytes);
+        out.code_stride = layout.group_bytes;
+    } else {
+        out.codes = out.code_buffer;
+        out.code_stride = 2 * kStepsPerGroup * 64;
+    }
+    for (int g = 0; g < groups; ++g, group += layout.group_bytes) {
+        const uint16_t* scale = reinterpret_cast<const uint16_t*>(group);
+        const uint8_t* small = reinterpret_cast<const uint8_t*>(group);
+        PELLUCID_UNROLL
+        for (int c = 0; c < kPanelColumns; c += kLanes) {
+            if constexpr (traits.scales == GroupScales::half || traits.scales == GroupScales::half_min)
+                store(out.scales[g][0] + c, load_halves(scale + c));
+            if constexpr (traits.scales == GroupScales::half_min)
+                store(out.mins[g] + c, load_halves(scale + kPanelColumns + c));
+            if constexpr (traits.scales == GroupScales::super_min) {
+                store(out.scales[g][0] + c, load_halves(halves + c) * load_unsigned(small + c));
+                store(out.mins[g] + c, zero() - load_halves(halves + kPanelColumns + c) *
+                                                    load_unsigned(small + kPanelColumns + c));
+            }
+            if constexpr (traits.scales == GroupScales::super_half) {
+                const int8_t* sub = reinterpret_cast<const int8_t*>(group);
+                store(out.scales[g][0] + c, load_halves(halves + c) * load_signed(sub + c));
+                store(out.scales[g][1] + c, load_halves(halves + c) * load_signed(sub + kPanelColumns + c));
+            }
+        }
+        if constexpr (traits.bits != 8) {
+            const uint8_t* codes = small + layout.scale_bytes;
+            uint8_t* to = out.code_buffer + g * out.code_stride;
+            unpack_codes<traits.bits>(codes, to);
+            unpack_codes<traits.bits>(codes + layout.half_code_bytes, to + kStepsPerGroup * 64);
+        }
+    }
+}
+
+// Adds one super-block's part to the sums of R rows.
+template <GroupFormat format>
+struct GroupKernel {
+    const Unpacked& weights;
+    const GroupedRow& layout;
+    const Tile& tile;
+    int64_t first_group;
+    int groups;
+    float (*sums)[kPanelColumns];
+
+    template <int R>
+    void rows(int64_t first) const {
+        constexpr GroupTraits traits = group_traits(format);
+        constexpr bool has_min = traits.offset_log2 < 0;
+        constexpr bool halved = traits.scales == GroupScales::super_half;
+        const std::byte* x = tile.rows + first * tile.row_stride;
+        Vec total[R][2];
+        PELLUCID_UNROLL
+        for (int r = 0; r < R; ++r) {
+            total[r][0] = load(sums[first + r]);
+            total[r][1] = load(sums[first + r] + kLanes);
+        }
+        for (int g = 0; g < groups; ++g) {
+            const uint8_t* codes = weights.codes + g * weights.code_stride;
+            const int64_t group = first_group + g;
+            Vec scaled[R][2];
+            PELLUCID_UNROLL
+            for (int part = 0; part < (halved ? 2 : 1); ++part) {
+                constexpr int steps = halved ? kStepsPerGroup / 2 : kStepsPerGroup;
+                Ints dots[R][2];
+                PELLUCID_UNROLL
+                for (int r = 0; r < R; ++r) {
+                    const std::byte* row = x + r * tile.row_stride;
+                    if constexpr (has_min) {
+                        dots[r][0] = dots[r][1] = splat_int(0);
+                    } else {
+                        const int32_t* minus = reinterpret_cast<const int32_t*>(
+                            row + (halved ? layout.half_sums + 8 * group + 4 * part : layout.sums + 4 * group));
+                        dots[r][0] = dots[r][1] = shift_left<has_min ? 0 : traits.offset_log2>(splat_int(*minus));
+                    }
+                }
+                PELLUCID_UNROLL
+                for (int s = 0; s < steps; ++s) {
+                    const int step = part * steps + s;
+                    const Bytes w0 = load_bytes(codes + 64 * step);
+                    const Bytes w1 = load_bytes(codes + 64 * (kStepsPerGroup + step));
+                    PELLUCID_UNROLL
+                    for (int r = 0; r < R; ++r) {
+                        const int32_t a =
+                            reinterpret_cast<const int32_t*>(x + r * tile.row_stride)[group * kStepsPerGroup + step];
+                        dots[r][0] = dot4(dots[r][0], w0, a);
+                        dots[r][1] = dot4(dots[r][1], w1, a);
+                    }
+                }
+                const Vec s0 = load(weights.scales[g][part]), s1 = load(weights.scales[g][part] + kLanes);
+                PELLUCID_UNROLL
+                for (int r = 0; r < R; ++r) {
+                    scaled[r][0] = part ? fma(to_float(dots[r][0]), s0, scaled[r][0]) : to_float(dots[r][0]) * s0;
+                    scaled[r][1] = part ? fma(to_float(dots[r][1]), s1, scaled[r][1]) : to_float(dots[r][1]) * s1;
+                }
+            }
+            PELLUCID_UNROLL
+            for (int r = 0; r < R; ++r) {
+                const Vec a = splat(reinterpret_cast<const float*>(x + r * tile.row_stride + layout.scales)[group]);
+                total[r][0] = fma(scaled[r][0], a, total[r][0]);
+                total[r][1] = fma(scaled[r][1], a, total[r][1]);
+            }
+            if constexpr (has_min) {
+                const Vec m0 = load(weights.mins[g]), m1 = load(weights.mins[g] + kLanes);
+                PELLUCID_UNROLL
+                for (int r = 0; r < R; ++r) {
+                    const Vec a =
+                        splat(reinterpret_cast<const float*>(x + r * tile.row_stride + layout.scaled_sums)[group]);
+                    total[r][0] = fma(m0, a, total[r][0]);
+                    total[r][1] = fma(m1, a, total[r][1]);
+                }
+            }
+        }
+        PELLUCID_UNROLL
+        for (int r = 0; r < R; ++r) {
+            store(sums[first + r], total[r][0]);
+            store(sums[first + r] + kLanes, total[r][1]);
+        }
+    }
+};
+
+#if defined(PELLUCID_AVX512)
+constexpr int kMaxGroupRows = 6;
+#elif defined(PELLUCID_AVX2)
+constexpr int kMaxGroupRows = 1;
+#else
+constexpr int kMaxGroupRows = 2;
+#endif
+
+template <GroupFormat format>
+void multiply(const std::byte* panel, const GroupedRow& layout, const Tile& whole) {
+    constexpr GroupLayout stream(format);
+    Unpacked weights;
+    alignas(64) float sums[kMaxTileRows][kPanelColumns];
+    for (int64_t begin = 0; begin < whole.num_rows; begin += kMaxTileRows) {
+        Tile tile = whole;
+        tile.num_rows = whole.num_rows - begin < kMaxTileRows ? whole.num_rows - begin : kMaxTileRows;
+        tile.rows += begin * tile.row_stride;
+        tile.out += begin * tile.out_stride;
+        if (tile.residual) tile.residual += begin * tile.residual_stride;
+        std::memset(sums, 0, sizeof sums[0] * static_cast<size_t>(tile.num_rows));
+        const std::byte* super = panel;
+        for (int64_t group = 0; group < layout.groups; group += kGroupsPerSuper) {
+            const int64_t rest = layout.groups - group;
+            const int groups = static_cast<int>(rest < kGroupsPerSuper ? rest : kGroupsPerSuper);
+            unpack<format>(super, groups, weights);
+            for_row_tiles<kMaxGroupRows>(tile.num_rows,
+                                         GroupKernel<format>{weights, layout, tile, group, groups, sums});
+            super += stream.super_bytes + groups * stream.group_bytes;
+        }
+        for (int64_t row = 0; row < tile.num_rows; ++row) finish_row(tile, row, load(sums[row]), load(sums[row] + kLanes));
+    }
+}
+
+}  // namespace
+
+void multiply_groups(const std::byte* panel, GroupFormat format, const GroupedRow& layout, const Tile& tile) {
+    switch (format) {
+        case GroupFormat::q4_0: return multiply<GroupFormat::q4_0>(panel, layout, tile);
+        case GroupFormat::q4_1: return multiply<GroupFormat::q4_1>(panel, layout, tile);
+        case GroupFormat::q5_0: return multiply<GroupFormat::q5_0>(panel, layout, tile);
+        case GroupFormat::q5_1: return multiply<GroupFormat::q5_1>(panel, layout, tile);
+        case GroupFormat::q8_0: return multiply<GroupFormat::q8_0>(panel, layout, tile);
+        case GroupFormat::q4_k: return multiply<GroupFormat::q4_k>(panel, layout, tile);
+        case GroupFormat::q5_k: return multiply<GroupFormat::q5_k>(panel, layout, tile);
+        case GroupFormat::q6_k: return multiply<GroupFormat::q6_k>(panel, layout, tile);
+    }
+}
+
+}  // namespace PELLUCID_ISA
+}  // namespace pellucid

@@ -1,0 +1,84 @@
+// The inner loops of the linear layers, one implementation per instruction set, and the memory layouts they share with
+// the code that packs.
+//
+// A matrix is cut into panels of 32 output columns; a panel is one sequential stream, so that a decode step reads the
+// weights as fast as memory gives them. Inside a panel, "64 bytes of codes" are 16 columns x 4 values of k (int8),
+// 16 x 2 (bf16) or 16 x 1 (f32), and come in pairs: columns 0-15, columns 16-31.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "isa.h"
+#include "linear/group_format.h"
+#include "memory.h"
+
+namespace pellucid {
+
+constexpr int64_t kPanelColumns = 32;
+
+// What the kernels read in place of a float32 row.
+enum class RowForm {
+    f32,
+    bf16,
+    int8_rotated,  // one scale a row, after a Hadamard rotation of every 64 elements (see rotate in prepare.isa.cpp)
+    int8_groups,   // one scale for every 32 elements
+};
+
+// int8_rotated: [int8 x padded to 64][float scale][int32 minus the sum of the int8].
+struct RotatedRow {
+    static constexpr int64_t kBlock = 64;
+    explicit RotatedRow(int64_t columns)
+        : padded(static_cast<int64_t>(round_up(columns, kBlock))), num_bytes(static_cast<size_t>(padded) + 64) {}
+    int64_t padded;  // also the offset of the scale; the sum follows it
+    size_t num_bytes;
+};
+
+// int8_groups: [int8 x padded to 32][float scale a group][float scale * sum of the int8, a group]
+// [int32 minus the sum, a group][int32 minus the sum, a half group].
+struct GroupedRow {
+    explicit GroupedRow(int64_t columns)
+        : groups((columns + kGroup - 1) / kGroup),
+          scales(groups * kGroup),
+          scaled_sums(scales + 4 * groups),
+          sums(scaled_sums + 4 * groups),
+          half_sums(sums + 4 * groups),
+          num_bytes(round_up(half_sums + 8 * groups, 64)) {}
+    int64_t groups;
+    int64_t scales, scaled_sums, sums, half_sums;  // offsets in bytes
+    size_t num_bytes;
+};
+
+// Rows times one panel, and where the results go.
+struct Tile {
+    const std::byte* rows;  // the first row, in its RowForm
+    size_t row_stride;
+    int64_t num_rows;
+    float* out;  // first row, the panel's first column
+    int64_t out_stride;
+    int num_columns;        // 1..32: the last panel of a matrix may be ragged
+    const float* bias;      // of the panel's first column, or null
+    const float* residual;  // first row, the panel's first column, or null
+    int64_t residual_stride;
+    float softcap;  // 0: none
+};
+
+struct LinearKernels {
+    // columns float32 -> one row of the given form; what lies past the columns becomes zero.
+    // rotate_scratch: RotatedRow::padded floats.
+    void (*to_f32)(const float* x, int64_t columns, std::byte* row);
+    void (*to_bf16)(const float* x, int64_t columns, std::byte* row);
+    void (*to_int8_rotated)(const float* x, int64_t columns, std::byte* row, float* rotate_scratch);
+    void (*to_int8_groups)(const float* x, int64_t columns, std::byte* row);
+
+    // One panel, k elements long (already padded as the row form is).
+    void (*multiply_f32)(const std::byte* panel, int64_t k, const Tile& tile);
+    void (*multiply_bf16)(const std::byte* panel, int64_t k, const Tile& tile);
+    // [codes, weight + 128][float scale x 32]
+    void (*multiply_int8)(const std::byte* panel, int64_t k, const Tile& tile);
+    // GroupLayout's stream.
+    void (*multiply_groups)(const std::byte* panel, GroupFormat format, const GroupedRow& row, const Tile& tile);
+};
+
+const LinearKernels& linear_kernels(Isa isa);
+
+}  // namespace pellucid

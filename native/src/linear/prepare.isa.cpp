@@ -1,0 +1,105 @@
+// float32 rows -> what the kernels read.
+#include "linear/tiles.h"
+
+namespace pellucid {
+namespace PELLUCID_ISA {
+namespace {
+
+Vec load_padded(const float* x, int64_t i, int64_t columns) {
+    if (i + kLanes <= columns) return load(x + i);
+    return i < columns ? load_first(x + i, static_cast<int>(columns - i)) : zero();
+}
+
+// One stage of the fast Walsh-Hadamard transform inside a vector: (a, b) -> (a + b, a - b) for lanes `distance` apart.
+// Multiplying by +-1 is exact, so fused or not the bits are the same.
+template <int distance>
+Vec butterfly(Vec a) {
+    alignas(64) float signs[kLanes];
+    for (int i = 0; i < kLanes; ++i) signs[i] = i & distance ? -1.0f : 1.0f;
+    return fma(a, load(signs), swap_lanes<distance>(a));
+}
+
+// Hadamard rotation of 64 elements, an orthogonal matrix whose entries are all +-1/8: it spreads an outlier over 64
+// elements, so that one int8 scale serves a whole row (QuaRot, Ashkboos et al. 2024). Its own inverse.
+void rotate_block(Vec v[4]) {
+    PELLUCID_UNROLL
+    for (int j = 0; j < 4; ++j) v[j] = butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(v[j]))));
+    const Vec a = v[0] + v[1], b = v[0] - v[1], c = v[2] + v[3], d = v[2] - v[3];
+    const Vec eighth = splat(0.125f);
+    v[0] = (a + c) * eighth;
+    v[1] = (b + d) * eighth;
+    v[2] = (a - c) * eighth;
+    v[3] = (b - d) * eighth;
+}
+
+
+// The largest int8 is 127, so that the codes are symmetric; 0 for a row of zeros.
+float inverse_scale(float largest) { return largest > 0 ? 127.0f / largest : 0.0f; }
+
+}  // namespace
+
+void to_f32(const float* x, int64_t columns, std::byte* row) {
+    std::memcpy(row, x, static_cast<size_t>(columns) * sizeof(float));
+}
+
+void to_bf16(const float* x, int64_t columns, std::byte* row) {
+    uint16_t* out = reinterpret_cast<uint16_t*>(row);
+    for (int64_t i = 0; i < columns; i += kLanes) store_bf16(out + i, load_padded(x, i, columns));
+}
+
+void to_int8_rotated(const float* x, int64_t columns, std::byte* row, float* rotate_scratch) {
+    const RotatedRow layout(columns);
+    Vec largest = zero();
+    for (int64_t i = 0; i < layout.padded; i += RotatedRow::kBlock) {
+        Vec v[4];
+        PELLUCID_UNROLL
+        for (int j = 0; j < 4; ++j) v[j] = load_padded(x, i + j * kLanes, columns);
+        rotate_block(v);
+        PELLUCID_UNROLL
+        for (int j = 0; j < 4; ++j) {
+            store(rotate_scratch + i + j * kLanes, v[j]);
+            largest = max(largest, abs(v[j]));
+        }
+    }
+    const float range = reduce_max(largest);
+    const Vec inverse = splat(inverse_scale(range));
+    int8_t* out = reinterpret_cast<int8_t*>(row);
+    Vec sums = zero();  // of integers far below 2^24: exact
+    for (int64_t i = 0; i < layout.padded; i += kLanes) {
+        const Vec rounded = round(load(rotate_scratch + i) * inverse);
+        sums = sums + rounded;
+        store_int8(out + i, rounded);
+    }
+    const float scale = range / 127.0f;
+    const int32_t minus_sum = -static_cast<int32_t>(reduce_add(sums));
+    std::memcpy(row + layout.padded, &scale, sizeof scale);
+    std::memcpy(row + layout.padded + 4, &minus_sum, sizeof minus_sum);
+}
+
+void to_int8_groups(const float* x, int64_t columns, std::byte* row) {
+    const GroupedRow layout(columns);
+    int8_t* out = reinterpret_cast<int8_t*>(row);
+    float* scales = reinterpret_cast<float*>(row + layout.scales);
+    float* scaled_sums = reinterpret_cast<float*>(row + layout.scaled_sums);
+    int32_t* sums = reinterpret_cast<int32_t*>(row + layout.sums);
+    int32_t* half_sums = reinterpret_cast<int32_t*>(row + layout.half_sums);
+    for (int64_t g = 0; g < layout.groups; ++g) {
+        const int64_t i = g * kGroup;
+        const Vec a = load_padded(x, i, columns), b = load_padded(x, i + kLanes, columns);
+        const float range = reduce_max(max(abs(a), abs(b)));
+        const Vec inverse = splat(inverse_scale(range));
+        const Vec first = round(a * inverse), second = round(b * inverse);
+        store_int8(out + i, first);
+        store_int8(out + i + kLanes, second);
+        const int32_t first_sum = static_cast<int32_t>(reduce_add(first));
+        const int32_t second_sum = static_cast<int32_t>(reduce_add(second));
+        scales[g] = range / 127.0f;
+        scaled_sums[g] = scales[g] * static_cast<float>(first_sum + second_sum);
+        sums[g] = -(first_sum + second_sum);
+        half_sums[2 * g] = -first_sum;
+        half_sums[2 * g + 1] = -second_sum;
+    }
+}
+
+}  // namespace PELLUCID_ISA
+}  // namespace pellucid

@@ -1,0 +1,75 @@
+// How a panel kernel walks over the rows of a tile, and what it does with a finished result. Only for *.isa.cpp files.
+#pragma once
+#include "linear/integers.h"
+#include "linear/kernels.h"
+
+namespace pellucid {
+namespace PELLUCID_ISA {
+
+// A row's 32 sums of a panel, complete: bias, softcap, residual, store. Each step rounds on its own.
+PELLUCID_INLINE Vec softcapped(Vec v, float cap) { return splat(cap) * tanh(v / splat(cap)); }
+
+PELLUCID_INLINE void finish_row(const Tile& tile, int64_t row, Vec first, Vec second) {
+    float* out = tile.out + row * tile.out_stride;
+    const float* residual = tile.residual ? tile.residual + row * tile.residual_stride : nullptr;
+    if (tile.num_columns == kPanelColumns) {
+        if (tile.bias) first = first + load(tile.bias), second = second + load(tile.bias + kLanes);
+        if (tile.softcap > 0) first = softcapped(first, tile.softcap), second = softcapped(second, tile.softcap);
+        if (residual) first = first + load(residual), second = second + load(residual + kLanes);
+        store(out, first);
+        store(out + kLanes, second);
+        return;
+    }
+    Vec halves[2] = {first, second};
+    for (int h = 0; h < 2; ++h) {
+        const int begin = h * kLanes;
+        const int count = tile.num_columns - begin < kLanes ? tile.num_columns - begin : kLanes;
+        if (count <= 0) return;
+        Vec v = halves[h];
+        if (tile.bias) v = v + load_first(tile.bias + begin, count);
+        if (tile.softcap > 0) v = softcapped(v, tile.softcap);
+        if (residual) v = v + load_first(residual + begin, count);
+        store_first(out + begin, v, count);
+    }
+}
+
+// Calls kernel.rows<R>(first_row) for all rows, R at most max_rows (<= 12) and as even as can be: 13 rows are 7 + 6, not
+// 12 + 1. No result depends on R.
+template <int max_rows, typename Kernel>
+void for_row_tiles(int64_t num_rows, const Kernel& kernel) {
+    const int64_t tiles = (num_rows + max_rows - 1) / max_rows;
+    int64_t row = 0;
+    for (int64_t i = 0; i < tiles; ++i) {
+        const int64_t end = num_rows * (i + 1) / tiles;
+        switch (end - row) {
+            case 1: kernel.template rows<1>(row); break;
+            case 2: if constexpr (max_rows >= 2) kernel.template rows<2>(row); break;
+            case 3: if constexpr (max_rows >= 3) kernel.template rows<3>(row); break;
+            case 4: if constexpr (max_rows >= 4) kernel.template rows<4>(row); break;
+            case 5: if constexpr (max_rows >= 5) kernel.template rows<5>(row); break;
+            case 6: if constexpr (max_rows >= 6) kernel.template rows<6>(row); break;
+            case 7: if constexpr (max_rows >= 7) kernel.template rows<7>(row); break;
+            case 8: if constexpr (max_rows >= 8) kernel.template rows<8>(row); break;
+            case 9: if constexpr (max_rows >= 9) kernel.template rows<9>(row); break;
+            case 10: if constexpr (max_rows >= 10) kernel.template rows<10>(row); break;
+            case 11: if constexpr (max_rows >= 11) kernel.template rows<11>(row); break;
+            default: if constexpr (max_rows >= 12) kernel.template rows<12>(row); break;
+        }
+        row = end;
+    }
+}
+
+// Rows whose sums, two vectors each, fit the registers beside two weight vectors.
+#if defined(PELLUCID_AVX512)
+constexpr int kMaxRows = 12;
+#elif defined(PELLUCID_AVX2)
+constexpr int kMaxRows = 2;
+#else
+constexpr int kMaxRows = 4;
+#endif
+
+// The unrolled loops below are written with these: a loop that stays a loop would keep its sums in memory.
+#define PELLUCID_UNROLL _Pragma("GCC unroll 16")
+
+}  // namespace PELLUCID_ISA
+}  // namespace pellucid
