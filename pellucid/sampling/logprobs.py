@@ -1,0 +1,36 @@
+"""Log-probabilities of the unmodified distribution, in the form they leave the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from pellucid.core.messages import TokenLogprob
+from pellucid.sampling.vocabulary import VocabularyOps
+
+LOWEST_LOGPROB = -9999.0  # JSON has no -inf
+
+
+def token_logprobs(
+    ops: VocabularyOps, logits: np.ndarray, rows: Sequence[int], token_ids: Sequence[int], num_top: Sequence[int]
+) -> list[TokenLogprob]:
+    """For each of these rows: the token that stands there, then the others among the row's num_top likeliest.
+
+    logits: float32 [L, vocab_size], as the model gave them; the rows hold no NaN and no +inf.
+    """
+    if not rows:
+        return []
+    normalizers = ops.log_normalizers(logits, rows)
+    ranks = ops.ranks(logits, rows, token_ids)
+    tops = ops.most_likely(logits, rows, num_top)
+    entries = []
+    for row, token_id, normalizer, rank, top in zip(rows, token_ids, normalizers, ranks, tops, strict=True):
+        ids, id_ranks = [token_id], [rank]
+        for place, other in enumerate(top.tolist(), 1):
+            if other != token_id:
+                ids.append(other)
+                id_ranks.append(place)
+        logprobs = [max(logit - normalizer, LOWEST_LOGPROB) for logit in logits[row, ids].tolist()]
+        entries.append(TokenLogprob(token_ids=ids, logprobs=logprobs, ranks=id_ranks))
+    return entries
