@@ -1,0 +1,1 @@
+"""The CPU backend: `CpuKernels` over the compiled module `pellucid_native` (see native/README.md)."""
