@@ -86,9 +86,7 @@ def missing_api_key() -> ApiError:
 
 
 def incorrect_api_key() -> ApiError:
-    return ApiError(
-        401, "Incorrect API key provided.", code="invalid_api_key", headers={"www-authenticate": "Bearer"}
-    )
+    return ApiError(401, "Incorrect API key provided.", code="invalid_api_key", headers={"www-authenticate": "Bearer"})
 
 
 def unknown_url(method: str, path: str) -> ApiError:

@@ -15,13 +15,13 @@ from pellucid.core.messages import FinishReason
 from pellucid.frontend.async_llm import AsyncLLM, RequestStream
 from pellucid.frontend.outputs import (
     ContextLengthExceededError,
-    EngineUnavailableError,
     QueueFullError,
     RequestError,
     RequestOutput,
 )
 from pellucid.observability.metrics import Metrics
 from pellucid.sampling.params import SamplingParams
+from pellucid.sampling.validate import InvalidParameterError
 from pellucid.server.errors import context_length_exceeded, from_request_error, invalid, unavailable
 from pellucid.server.middleware.context import RequestRecord
 
@@ -75,8 +75,10 @@ def _refusal(error: Exception, param: str, metrics: Metrics) -> Exception:
     if isinstance(error, RequestError):
         metrics.on_rejected("queue_full" if isinstance(error, QueueFullError) else "unavailable")
         return from_request_error(error)
-    if isinstance(error, ValueError):
-        return invalid(str(error), param=getattr(error, "param", None))
+    if isinstance(error, InvalidParameterError):
+        return invalid(error.message, code=error.code, param=error.param)
+    if isinstance(error, ValueError):  # token ids beyond the vocabulary, a life that never fits the pool
+        return invalid(str(error), param=param)
     return error
 
 
@@ -188,9 +190,7 @@ class Generation:
         if output.finished:
             progress.finished = True
             self._record.num_output_tokens += progress.num_tokens
-            self._metrics.on_finished(
-                self.num_choices, progress.num_tokens, output.num_cached_tokens, output.metrics
-            )
+            self._metrics.on_finished(self.num_choices, progress.num_tokens, output.num_cached_tokens, output.metrics)
 
     def _finish_choice(self, progress: _Progress, choice: int, reason: str) -> None:
         if choice not in progress.reasons:
@@ -229,5 +229,3 @@ class _Merged:
             await self._queue.put((index, None))
         except Exception as error:
             await self._queue.put((index, error))
-
-

@@ -1,5 +1,8 @@
-"""uvicorn's HTTP protocol with what it leaves open: a bound on the head of a request in bytes and in time, errors in our
-shape before there is a request at all, and a way to cut off a client that does not read."""
+"""uvicorn's HTTP protocol with what it leaves open.
+
+A bound on the head of a request in bytes and in time, errors in our shape before there is a request at all, and a way to
+cut off a client that does not read.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,9 @@ def limited_protocol(*, max_head_bytes: int, head_timeout_s: float) -> type[asyn
                 self._write_error(ApiError(400, msg))
 
         def _refuse_head(self) -> None:
-            error = ApiError(431, f"The head of the request is larger than {max_head_bytes} bytes.", code="head_too_large")
+            error = ApiError(
+                431, f"The head of the request is larger than {max_head_bytes} bytes.", code="head_too_large"
+            )
             self._write_error(error)
 
         def _head_timed_out(self) -> None:

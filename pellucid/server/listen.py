@@ -46,7 +46,9 @@ def url_of(sock: socket.socket) -> str:
 
 def _why(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
-        return f"port {port} on {host} is taken, perhaps by another server; stop that one, or give --port another number"
+        return (
+            f"port {port} on {host} is taken, perhaps by another server; stop that one, or give --port another number"
+        )
     if error.errno == errno.EACCES:
         return f"port {port} needs privileges that this process lacks; give --port a number from 1024 up"
     return f"can't listen on {host}:{port}: {error.strerror or error}"

@@ -42,7 +42,9 @@ async def create_chat_completion(state: ServerState, request: Request, body: Cha
     if user := body.safety_identifier or body.user:
         record.user_digest = digest_of(user)
     llm = state.engine()
-    prompt = await chat_prompt(llm, body, truncate_to=body.truncate_prompt_tokens, reasoning_effort=body.reasoning_effort)
+    prompt = await chat_prompt(
+        llm, body, truncate_to=body.truncate_prompt_tokens, reasoning_effort=body.reasoning_effort
+    )
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     params = sampling_params(body, max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
     generation = submit(
@@ -74,14 +76,18 @@ def _check(body: ChatCompletionRequest) -> None:
         raise unsupported("tools", "is not supported by this server yet.")
     if body.tool_choice == "auto" or body.parallel_tool_calls is not None:
         param = "tool_choice" if body.tool_choice == "auto" else "parallel_tool_calls"
-        raise invalid(f"Invalid value for '{param}': '{param}' is only allowed when 'tools' are specified.", param=param)
+        raise invalid(
+            f"Invalid value for '{param}': '{param}' is only allowed when 'tools' are specified.", param=param
+        )
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise invalid(
             "Setting 'max_tokens' and 'max_completion_tokens' at the same time is not supported.", param="max_tokens"
         )
     if body.stream_options is not None and not body.stream:
         raise invalid(
-            "The 'stream_options' parameter is only allowed when 'stream' is enabled.", code=None, param="stream_options"
+            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+            code=None,
+            param="stream_options",
         )
     if body.top_logprobs and not body.logprobs:
         raise invalid("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")

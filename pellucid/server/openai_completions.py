@@ -27,9 +27,7 @@ from pellucid.server.streaming import EventStream, collect
 
 
 def add_routes(app: FastAPI) -> None:
-    add_post(
-        app, "/v1/completions", CompletionRequest, create_completion, generates=True, summary="Continue a text"
-    )
+    add_post(app, "/v1/completions", CompletionRequest, create_completion, generates=True, summary="Continue a text")
 
 
 async def create_completion(state: ServerState, request: Request, body: CompletionRequest) -> Response:
@@ -81,7 +79,9 @@ def _check(body: CompletionRequest) -> None:
         raise unsupported("best_of", "is not supported with a value other than that of 'n'.")
     if body.stream_options is not None and not body.stream:
         raise invalid(
-            "The 'stream_options' parameter is only allowed when 'stream' is enabled.", code=None, param="stream_options"
+            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+            code=None,
+            param="stream_options",
         )
 
 

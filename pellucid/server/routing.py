@@ -1,4 +1,4 @@
-"""How a dialect's handler becomes a route: admission, then the body, then the handler; and its place in /openapi.json."""
+"""How a dialect's handler becomes a route: admission, the body, then the handler; and its place in /openapi.json."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ POLL_S = 0.1
 def serve(config: EngineConfig, options: ServerOptions, *, load: Loader = load_llm) -> int:
     """Serve until a signal. Returns the exit code: 0 after a drain, 1 where the model or the engine failed.
 
-    Raises OptionsError and ListenError before anything is loaded. load: what makes the AsyncLLM (tests bring their own).
+    Raises OptionsError and ListenError before anything is loaded. load: makes the AsyncLLM (tests bring their own).
     """
     check_options(options)
     sock = bind(options)

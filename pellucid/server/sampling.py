@@ -27,7 +27,9 @@ _AS_THEY_ARE = (
 _AS_TUPLES = ("stop_token_ids", "allowed_token_ids", "bad_words")
 
 
-def sampling_params(body: SamplingFields, *, max_tokens: int | None, logprobs: int | None, **others: Any) -> SamplingParams:
+def sampling_params(
+    body: SamplingFields, *, max_tokens: int | None, logprobs: int | None, **others: Any
+) -> SamplingParams:
     """max_tokens: None for whatever the context leaves. others: fields of SamplingParams that the dialect decides.
 
     Raises ApiError for what only shows here (a logit_bias key that is no token id); the engine's own checks follow.

@@ -86,5 +86,3 @@ class ServerState:
         ready = self.ready
         parts = (__version__, self.model_name, ready.device, ready.dtype, ready.kernels, *sorted(ready.details.items()))
         return f"fp_{hashlib.blake2b(repr(parts).encode(), digest_size=5).hexdigest()}"
-
-

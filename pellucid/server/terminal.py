@@ -22,7 +22,9 @@ class ProgressLine:
     def __enter__(self) -> ProgressLine:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._is_terminal and self._shown:
             self._out.write("\r\033[K")
             self._out.flush()
@@ -38,13 +40,14 @@ class ProgressLine:
 def greeting(url: str, model_name: str, ready: EngineReady, asks_for_key: bool) -> str:
     """Ends with a command that works as it stands."""
     body = {"model": model_name, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
-    key = "-H 'Authorization: Bearer YOUR_KEY' " if asks_for_key else ""
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if asks_for_key else ""
+    curl = f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     return "\n".join(
         [
             f"pellucid {__version__} serves {model_name} at {url}",
             f"  {ready.device}, {ready.dtype}, {ready.kernels} kernels; context {ready.max_model_len}, "
             f"{ready.num_blocks} KV blocks of {ready.block_size}, up to {ready.max_num_seqs} requests at a time",
             "",
-            f"  curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}",
+            f"  {curl}",
         ]
     )

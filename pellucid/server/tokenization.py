@@ -16,7 +16,9 @@ from pellucid.server.state import ServerState
 
 
 def add_routes(app: FastAPI) -> None:
-    add_post(app, "/tokenize", TokenizeRequest, tokenize, generates=False, summary="Text or a conversation to token ids")
+    add_post(
+        app, "/tokenize", TokenizeRequest, tokenize, generates=False, summary="Text or a conversation to token ids"
+    )
     add_post(app, "/detokenize", DetokenizeRequest, detokenize, generates=False, summary="Token ids to text")
 
 

@@ -35,7 +35,10 @@ class BodyLimit:
                 message = await asyncio.wait_for(receive(), self.timeout_s)
             except asyncio.TimeoutError:
                 raise ApiError(
-                    408, "The request body did not arrive in time.", code="request_timeout", headers={"connection": "close"}
+                    408,
+                    "The request body did not arrive in time.",
+                    code="request_timeout",
+                    headers={"connection": "close"},
                 ) from None
             num_bytes += len(message.get("body", b""))
             complete = not message.get("more_body", False)
