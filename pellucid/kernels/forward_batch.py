@@ -12,7 +12,8 @@ class ForwardBatch:
     """Everything a model and its attention need beside the weights; passed as an argument, never a global.
 
     T tokens of R requests. All integer tensors are int32 on the model's device.
-    input_ids, positions: [T]. query_start_loc: [R + 1]; request r owns rows query_start_loc[r] : query_start_loc[r + 1].
+    input_ids, positions: [T].
+    query_start_loc: [R + 1]; request r owns rows query_start_loc[r] : query_start_loc[r + 1].
     seq_lens: [R], tokens whose keys exist once this step's are written (so the last query of r is at seq_lens[r] - 1).
     slot_mapping: [T], block_id * block_size + offset, where each token's key and value go.
     block_table: [R, max_blocks], padded with 0.

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from pellucid.kernels.weights import LinearWeight, WeightSource
 from pellucid.kernels.forward_batch import ForwardBatch
+from pellucid.kernels.weights import LinearWeight, WeightSource
 
 KVCacheLayer = Any  # one layer's keys and values for the whole pool, in the backend's own layout
 
@@ -59,7 +59,7 @@ class Kernels(ABC):
 
     @abstractmethod
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        """x / sqrt(mean(x^2) + eps) * weight, computed in float32. weight: [features] float32 (Gemma's +1 already added)."""
+        """x / sqrt(mean(x^2) + eps) * weight, computed in float32. weight: [features] float32 (Gemma's +1 added)."""
 
     @abstractmethod
     def add_rms_norm(
