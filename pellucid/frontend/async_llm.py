@@ -2,55 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
+import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import msgspec
 
 from pellucid.config import EngineConfig
 from pellucid.core.messages import EngineReady, SchedulerStats
 from pellucid.engine.client import EngineClient, EngineState
-from pellucid.frontend.outputs import RequestOutput
+from pellucid.engine.inprocess_client import InProcessEngineClient
+from pellucid.engine.subprocess_client import SubprocessEngineClient
+from pellucid.frontend.chat_template import ChatTemplate
+from pellucid.frontend.model_text import load_model_text
+from pellucid.frontend.output_processor import RequestProcessor
+from pellucid.frontend.outputs import EngineUnavailableError, QueueFullError
+from pellucid.frontend.request_stream import ActiveRequest, RequestStream
+from pellucid.frontend.requests import PreparedRequest, RequestPreparer
+from pellucid.frontend.tokenizer import Tokenizer
+from pellucid.loader.resolve import resolve_model
 from pellucid.observability.events import Event
 from pellucid.sampling.params import SamplingParams
 
-if TYPE_CHECKING:
-    from pellucid.frontend.tokenizer import Tokenizer
-
 EventListener = Callable[[Sequence[Event], SchedulerStats], None]
 
-
-class RequestStream:
-    """The deltas of one request: `async for output in stream`. Left, closed or cancelled, it aborts the request at once.
-
-    Each RequestOutput holds what is new since the last one, for the children that have something new; the last one has
-    `finished=True`. A reader that is slow gets fewer, larger deltas; nothing queues up behind it.
-    Raises RequestError (or its subclasses RequestTimeoutError, EngineUnavailableError) where the request failed.
-    """
-
-    request_id: str
-    prompt_token_ids: list[int]
-    seeds: list[int]  # one per child, known from the start
-
-    def __aiter__(self) -> RequestStream:
-        return self
-
-    async def __anext__(self) -> RequestOutput:
-        raise NotImplementedError
-
-    async def final(self) -> RequestOutput:
-        """Everything (that has not been read yet) as one finished RequestOutput."""
-        raise NotImplementedError
-
-    async def aclose(self) -> None:
-        """Abort whatever is not finished. More than once is no error."""
-        raise NotImplementedError
+MAX_UNREAD_TOKENS = 1 << 16
 
 
 class AsyncLLM:
     """Requests in, streams out, over an EngineClient that lives in another process or on another thread.
 
     client: owned from here on; `start` starts it, `shutdown` stops it.
+    eos_token_ids: what ends an answer; None: the tokenizer's own.
     max_queue: how many requests may wait for their first step; one more is refused. None: no bound.
     request_timeout_s: how long a request may take from arrival to its end, where the caller gives none.
+    default_seed: of requests that bring none; None: each gets its own, drawn.
+    max_unread_tokens: a stream with more than that unread is aborted with an error; None: no bound.
     """
 
     def __init__(
@@ -58,26 +46,65 @@ class AsyncLLM:
         client: EngineClient,
         tokenizer: Tokenizer,
         *,
+        chat_template: ChatTemplate | None = None,
+        eos_token_ids: Sequence[int] | None = None,
         max_queue: int | None = 256,
         request_timeout_s: float | None = None,
         default_seed: int | None = None,
+        max_unread_tokens: int | None = MAX_UNREAD_TOKENS,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
+        self.chat_template = chat_template or ChatTemplate({})
         self.event_listeners: list[EventListener] = []  # called with every step's events, before its outputs
+        if eos_token_ids is None:
+            eos_token_ids = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._max_queue = max_queue
+        self._request_timeout_s = request_timeout_s
+        self._default_seed = default_seed
+        self._max_unread_tokens = max_unread_tokens
+        self._preparer: RequestPreparer | None = None
+        self._requests: dict[str, ActiveRequest] = {}
+        self._children: dict[str, ActiveRequest] = {}  # by the engine's request ids
+        self._is_draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        client.on_events = self._on_events
 
     @classmethod
     async def from_config(cls, config: EngineConfig, *, in_process: bool = False, **options: Any) -> AsyncLLM:
-        """Load the model's tokenizer, start its engine (a process of its own, or a thread of this one), wait for it."""
-        raise NotImplementedError
+        """Find the model's files, start its engine (a process of its own, or a thread of this one), wait until it is
+        ready. options: those of AsyncLLM. Raises ModelError, OSError, or RuntimeError with the root cause.
+        """
+        files = await asyncio.to_thread(resolve_model, config.model, local_files_only=config.local_files_only)
+        # everything is here now: the engine finds it without the network, and both sides read the same files
+        local = msgspec.structs.replace(config, local_files_only=True)
+        client: EngineClient = InProcessEngineClient(local) if in_process else SubprocessEngineClient(local)
+        await client.start()
+        try:
+            text = await asyncio.to_thread(load_model_text, files)
+            options = {"default_seed": config.seed, **options}
+            llm = cls(
+                client,
+                text.tokenizer,
+                chat_template=text.chat_template,
+                eos_token_ids=text.eos_token_ids,
+                **options,
+            )
+            await llm.wait_ready()
+        except BaseException:
+            await client.shutdown()
+            raise
+        return llm
 
     async def start(self) -> None:
         """Begin loading the engine; returns at once."""
-        raise NotImplementedError
+        await self.client.start()
 
     async def wait_ready(self) -> EngineReady:
         """Raises RuntimeError with the root cause where the engine cannot start."""
-        raise NotImplementedError
+        return await self.client.wait_ready()
 
     @property
     def state(self) -> EngineState:
@@ -93,16 +120,24 @@ class AsyncLLM:
 
     @property
     def num_waiting(self) -> int:
-        """Child requests that are not in the running batch as of the last step."""
-        raise NotImplementedError
+        """Engine requests (a request with n counts n times) that are not in the running batch as of the last step."""
+        return max(0, len(self._children) - self.client.stats.num_running)
 
     @property
     def num_unfinished(self) -> int:
-        raise NotImplementedError
+        return len(self._requests)
 
     def check_admission(self) -> None:
-        """Raises QueueFullError or EngineUnavailableError where a request would be refused now: cheap, for before parsing."""
-        raise NotImplementedError
+        """Raises QueueFullError or EngineUnavailableError where a request would be refused now; cheap."""
+        state = self.client.state
+        if self._is_draining:
+            raise EngineUnavailableError("the server is shutting down")
+        if state in (EngineState.FAILED, EngineState.STOPPED):
+            raise EngineUnavailableError(self.client.progress)
+        if self.client.ready is None:
+            raise EngineUnavailableError(f"the engine is loading ({self.client.progress})")
+        if self._max_queue is not None and self.num_waiting >= self._max_queue:
+            raise QueueFullError(f"{self.num_waiting} requests are waiting already, and max_queue={self._max_queue}")
 
     def generate(
         self,
@@ -118,26 +153,126 @@ class AsyncLLM:
         """Submit now, read later: every refusal is raised here, before the first output.
 
         A plain function, so that a server can refuse before it sends headers: `async for o in llm.generate(...)`.
-        final_only: one RequestOutput, when all is done (cheaper where nobody watches).
-        Raises QueueFullError, EngineUnavailableError, ContextLengthExceededError, ValueError (parameters, token ids).
+        request_id: made up where none is given. final_only: one RequestOutput, when all is done (cheaper where nobody
+        watches). Raises QueueFullError, EngineUnavailableError, ContextLengthExceededError, ValueError (parameters,
+        token ids, an id in use).
         """
-        raise NotImplementedError
+        self.check_admission()
+        timeout_s = self._request_timeout_s if timeout_s is None else timeout_s
+        prepared = self._prepare(request_id, prompt, params, priority, cache_salt, timeout_s)
+        if taken := [c.value.request_id for c in prepared.children if c.value.request_id in self._children]:
+            raise ValueError(f"request id {taken[0]!r} is in use")
+        request = ActiveRequest(
+            RequestProcessor(prepared, self.tokenizer),
+            timeout_s=timeout_s,
+            final_only=final_only,
+            max_unread_tokens=self._max_unread_tokens,
+            client=self.client,
+            on_end=self._forget,
+        )
+        self._requests[prepared.request_id] = request
+        self._idle.clear()
+        for child in prepared.children:
+            self._children[child.value.request_id] = request
+            self.client.add(child.value, request.on_output)
+        return RequestStream(request)
+
+    def render_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **variables: Any,
+    ) -> list[int]:
+        """A conversation as token ids, by the model's chat template. Any thread may call. Raises ChatTemplateError."""
+        text = self.chat_template.render(
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            **variables,
+        )
+        return self.tokenizer.encode(text, add_special_tokens=False)  # the template brings its own
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams, **options: Any
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **options: Any,
     ) -> RequestStream:
-        """`generate` on the messages rendered with the model's chat template; options go to the template's own
-        (add_generation_prompt, continue_final_message, tools, chat_template_kwargs) or to `generate`."""
-        raise NotImplementedError
+        """`generate` on the conversation as the model's template renders it; options are those of `generate`."""
+        token_ids = self.render_chat(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            **(chat_template_kwargs or {}),
+        )
+        return self.generate(token_ids, params, **options)
 
     def abort(self, request_id: str) -> None:
-        """Stop a request from outside; its stream ends with FinishReason.ABORT."""
-        raise NotImplementedError
+        """Stop a request from outside; its stream ends with FinishReason.ABORT. One that is gone is no error."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.abort()
 
     async def drain(self, timeout_s: float) -> bool:
         """Refuse what is new (EngineUnavailableError), wait for what runs. True when all finished in time."""
-        raise NotImplementedError
+        self._is_draining = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except asyncio.TimeoutError:
+            return False
+        return True
 
     async def shutdown(self) -> None:
-        """Abort what is left and stop the engine; leaves no process behind."""
-        raise NotImplementedError
+        """Stop the engine; what still runs ends with EngineUnavailableError. Leaves no process behind."""
+        self._is_draining = True
+        for request in list(self._requests.values()):
+            request.fail(EngineUnavailableError("the server was shut down before this request was finished"))
+        await self.client.shutdown()
+
+    def _prepare(
+        self,
+        request_id: str | None,
+        prompt: str | list[int],
+        params: SamplingParams,
+        priority: int,
+        cache_salt: str | None,
+        timeout_s: float | None,
+    ) -> PreparedRequest:
+        if request_id is None:
+            request_id = uuid.uuid4().hex
+        if request_id in self._requests:
+            raise ValueError(f"request id {request_id!r} is in use")
+        if self._preparer is None:
+            assert self.client.ready is not None  # check_admission
+            self._preparer = RequestPreparer(
+                self.tokenizer, self._eos_token_ids, self.client.ready, self._default_seed
+            )
+        return self._preparer.prepare(
+            request_id, prompt, params, priority=priority, cache_salt=cache_salt, timeout_s=timeout_s
+        )
+
+    def _forget(self, request: ActiveRequest) -> None:
+        prepared = request.processor.prepared
+        self._requests.pop(prepared.request_id, None)
+        for child in prepared.children:
+            self._children.pop(child.value.request_id, None)
+        if not self._requests:
+            self._idle.set()
+
+    def _on_events(self, events: Sequence[Event], stats: SchedulerStats) -> None:
+        for event in events:
+            request = self._children.get(getattr(event, "request_id", ""))
+            if request is not None:
+                request.processor.on_event(event)
+        for listener in self.event_listeners:
+            listener(events, stats)

@@ -1,4 +1,4 @@
-"""Stop strings in a stream: nothing is released that may turn out to belong to one, and nothing is held without need."""
+"""Stop strings in a stream: nothing is released that may belong to one, and nothing is held back without need."""
 
 from __future__ import annotations
 

@@ -1,0 +1,30 @@
+"""What a front end needs of a model's files: how its text becomes tokens, and which tokens end it. Torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pellucid.frontend.chat_template import ChatTemplate, load_chat_template
+from pellucid.frontend.tokenizer import Tokenizer, load_tokenizer
+from pellucid.loader.config_reader import read_model_config
+from pellucid.loader.model_files import ModelFiles
+from pellucid.loader.resolve import resolve_model
+
+
+@dataclass(frozen=True)
+class ModelText:
+    """eos_token_ids: all that end an answer (generation_config may name several)."""
+
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate
+    eos_token_ids: tuple[int, ...]
+
+
+def load_model_text(model: str | ModelFiles) -> ModelText:
+    """model: resolved files, or a name whose files are on this machine already. Raises ModelError."""
+    files = resolve_model(model, local_files_only=True) if isinstance(model, str) else model
+    tokenizer = load_tokenizer(files)
+    eos_token_ids = read_model_config(files).eos_token_ids
+    if not eos_token_ids and tokenizer.eos_token_id is not None:
+        eos_token_ids = (tokenizer.eos_token_id,)
+    return ModelText(tokenizer, load_chat_template(files, tokenizer.special_tokens), eos_token_ids)
