@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pellucid.core.kv_cache_manager import KVCacheManager
 from pellucid.core.messages import EngineCoreRequest
 from pellucid.core.request import Request
+from pellucid.sampling.validate import validate_sampling_params
 
 
 def check_value(value: EngineCoreRequest, vocab_size: int) -> None:
@@ -16,7 +17,6 @@ def check_value(value: EngineCoreRequest, vocab_size: int) -> None:
         raise ValueError("the prompt is empty: at least one token is needed")
     _check_token_ids("prompt_token_ids", value.prompt_token_ids, vocab_size)
     _check_token_ids("output_token_ids", value.output_token_ids, vocab_size)
-    _check_token_ids("eos_token_ids", value.eos_token_ids, vocab_size)
     for name, number in (("arrival_time", value.arrival_time), ("deadline", value.deadline)):
         if number is not None and not math.isfinite(number):
             raise ValueError(f"{name}={number}: must be finite")
@@ -25,8 +25,6 @@ def check_value(value: EngineCoreRequest, vocab_size: int) -> None:
         raise ValueError(f"n={params.n}: the engine takes one continuation a request; the front end makes n requests")
     if params.seed is None or params.max_tokens is None:
         raise ValueError("seed and max_tokens must be set by the front end before a request reaches the engine")
-    from pellucid.sampling.validate import validate_sampling_params
-
     validate_sampling_params(params, vocab_size)
 
 
@@ -48,6 +46,8 @@ def check_whole_life(request: Request, kv: KVCacheManager, max_model_len: int) -
 
 
 def _check_token_ids(name: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    if not set(map(type, token_ids)) <= {int}:
+        raise ValueError(f"{name} must hold integers only")
     if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         wrong = next(token for token in token_ids if not 0 <= token < vocab_size)
         raise ValueError(f"{name} holds {wrong}: the vocabulary is 0 to {vocab_size - 1}")
