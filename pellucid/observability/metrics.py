@@ -36,6 +36,8 @@ TOKEN_COUNT_BUCKETS = tuple(m * 10**e for e in range(6) for m in (1, 2, 5))
 ITERATION_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 CHOICES_BUCKETS = (1, 2, 5, 10, 20)
 
+LabelledValues = Mapping[tuple[tuple[str, str], ...], float]  # label names and values to a sample
+
 _HISTOGRAMS: dict[str, tuple[str, Sequence[float]]] = {
     "time_to_first_token_seconds": ("From arrival to the first token.", TTFT_BUCKETS),
     "inter_token_latency_seconds": ("Between one token and the next of a request.", TOKEN_LATENCY_BUCKETS),
@@ -175,9 +177,11 @@ class Metrics(Collector):
         yield count("num_preemptions", "Preemptions.", {(): preemptions})
         yield count("prefix_cache_queries", "Tokens looked up in the prefix cache.", {(): queries})
         yield count("prefix_cache_hits", "Tokens found there.", {(): hits})
-        finished = {(("finished_reason", reason),): number for reason, number in self.num_finished.items()}
+        finished: LabelledValues = {
+            (("finished_reason", reason),): number for reason, number in self.num_finished.items()
+        }
         yield count("request_success", "Choices that ended, by why.", finished)
-        rejected = {(("reason", reason),): number for reason, number in self.num_rejected.items()}
+        rejected: LabelledValues = {(("reason", reason),): number for reason, number in self.num_rejected.items()}
         yield count("admission_rejections", "Requests refused, by why.", rejected)
 
         for name, histogram in self.histograms.items():
@@ -193,9 +197,7 @@ class Metrics(Collector):
         family.add_metric(list(labels.values()), value)
         return family
 
-    def _counter(
-        self, name: str, help_text: str, values: Mapping[tuple[tuple[str, str], ...], float]
-    ) -> CounterMetricFamily:
+    def _counter(self, name: str, help_text: str, values: LabelledValues) -> CounterMetricFamily:
         extra = [key for key, _ in next(iter(values), ())]
         family = CounterMetricFamily(f"vllm:{name}", help_text, labels=[*self.labels, *extra])
         for labels, value in values.items():

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pellucid.frontend.outputs import EngineUnavailableError, QueueFullError, RequestError
+from pellucid.frontend.outputs import EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
 
 
 class ApiError(Exception):
@@ -128,6 +128,8 @@ def from_request_error(error: RequestError) -> ApiError:
     """The engine's or the front end's error as an HTTP response."""
     if isinstance(error, QueueFullError):
         return overloaded(str(error), error.retry_after_s)
+    if isinstance(error, RequestTimeoutError):
+        return timed_out(str(error))
     if isinstance(error, EngineUnavailableError):
         return unavailable(str(error))
     return internal(str(error))

@@ -44,6 +44,7 @@ def submit(
     streams: list[RequestStream] = []
     try:
         for i, prompt in enumerate(submission.prompts):
+            _check_fits(llm, prompt)
             stream = llm.generate(
                 prompt,
                 submission.params,
@@ -66,6 +67,14 @@ def check_admission(llm: AsyncLLM, metrics: Metrics) -> None:
         llm.check_admission()
     except RequestError as error:
         raise _refusal(error, "", metrics) from error
+
+
+def _check_fits(llm: AsyncLLM, prompt: list[int]) -> None:
+    """Raises ContextLengthExceededError for a prompt within the model's context that the KV pool can't ever hold."""
+    if (ready := llm.ready) is not None:
+        capacity = ready.num_blocks * ready.block_size
+        if capacity < len(prompt) < ready.max_model_len:
+            raise ContextLengthExceededError(len(prompt), capacity)
 
 
 def _refusal(error: Exception, param: str, metrics: Metrics) -> Exception:

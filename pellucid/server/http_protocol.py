@@ -1,7 +1,7 @@
 """uvicorn's HTTP protocol with what it leaves open.
 
-A bound on the head of a request in bytes and in time, errors in our shape before there is a request at all, and a way to
-cut off a client that does not read.
+A bound on the head of a request in bytes and in time, errors in our shape before there is a request at all, and a way
+to cut off a client that does not read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pellucid.server.errors import ApiError
 
-CUT_OFF = "pellucid.cut_off"  # in scope["extensions"]: a function that closes the connection and drops what is unsent
+CUT_OFF = "pellucid.cut_off"  # in scope["state"]: a function that closes the connection and drops what is unsent
 
 
 def limited_protocol(*, max_head_bytes: int, head_timeout_s: float) -> type[asyncio.Protocol]:
@@ -43,7 +43,7 @@ def limited_protocol(*, max_head_bytes: int, head_timeout_s: float) -> type[asyn
             self._in_head, self._head_bytes = True, 0
             self._head_timer.cancel()
             self._head_timer = self.loop.call_later(head_timeout_s, self._head_timed_out)
-            self.scope["extensions"] = {CUT_OFF: self.transport.abort}
+            self.scope["state"][CUT_OFF] = self.transport.abort
 
         def on_headers_complete(self) -> None:
             self._in_head = False

@@ -12,7 +12,8 @@ import msgspec
 from pellucid.config import EngineConfig
 from pellucid.engine.subprocess_client import SubprocessEngineClient
 from pellucid.frontend.async_llm import AsyncLLM
-from pellucid.frontend.tokenizer import load_tokenizer
+from pellucid.frontend.model_text import load_model_text
+from pellucid.loader.model_files import ModelFiles
 from pellucid.loader.resolve import resolve_model
 from pellucid.server.options import ServerOptions
 
@@ -49,23 +50,25 @@ async def load_llm(config: EngineConfig, options: ServerOptions, show: Callable[
             share = f"{100 * done // total} %" if total else f"{done / MIB:.0f} MiB"
             loop.call_soon_threadsafe(show, f"{what}: {share}")
 
-    def resolve() -> object:
+    def resolve() -> ModelFiles:
         return resolve_model(config.model, local_files_only=config.local_files_only, on_progress=on_progress)
 
     show(f"looking for {config.model}")
-    await loop.run_in_executor(None, resolve)
+    files = await loop.run_in_executor(None, resolve)
     # everything is here now: the engine finds it without the network, and both sides read the same files
     client = SubprocessEngineClient(msgspec.structs.replace(config, local_files_only=True))
     await client.start()
     try:
         show("loading the tokenizer")
-        tokenizer = await loop.run_in_executor(None, load_tokenizer, config.model)
+        text = await loop.run_in_executor(None, load_model_text, files)
     except BaseException:
         await client.shutdown()
         raise
     return AsyncLLM(
         client,
-        tokenizer,
+        text.tokenizer,
+        chat_template=text.chat_template,
+        eos_token_ids=text.eos_token_ids,
         max_queue=options.max_queue,
         request_timeout_s=options.request_timeout_s,
         default_seed=config.seed,

@@ -114,7 +114,7 @@ class EventStream(Response):
             if self._writing_since is not None:
                 if self._write_timeout_s and now - self._writing_since > self._write_timeout_s:
                     self._stop(task, "write_timeout")
-                    cut_off = scope.get("extensions", {}).get(CUT_OFF)
+                    cut_off = scope["state"].get(CUT_OFF)
                     if cut_off is not None:  # closing would wait for what the client does not read
                         cut_off()
             elif self._ping_interval_s and now - self._last_write >= self._ping_interval_s:

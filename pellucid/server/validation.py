@@ -125,7 +125,13 @@ def _param(place: tuple[str | int, ...]) -> str | None:
 def _kind_of(value: Any) -> str:
     if value is None:
         return "null"
-    kinds = {bool: "a boolean", int: "an integer", float: "a decimal", str: "a string", list: "an array"}
+    kinds: dict[type, str] = {
+        bool: "a boolean",
+        int: "an integer",
+        float: "a decimal",
+        str: "a string",
+        list: "an array",
+    }
     return kinds.get(type(value), "an object")
 
 
@@ -189,7 +195,7 @@ def _too_short(error: Any, param: str | None) -> ApiError:
 
 def _too_long(error: Any, param: str | None) -> ApiError:
     limit, got = error["ctx"]["max_length"], error["input"]
-    what = {str: "string", dict: "object"}.get(type(got), "array")
+    what = "string" if isinstance(got, str) else "object" if isinstance(got, dict) else "array"
     message = (
         f"Invalid '{param}': {what} too long. Expected {_a(what)} with maximum length {limit}, "
         f"but got {_a(what)} with length {len(got)} instead."
