@@ -19,16 +19,21 @@ SPACE = "\u2581"  # how SentencePiece spells a space
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6
 
 
+SPECIAL_KINDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+
+
 @dataclass(frozen=True)
 class Vocabulary:
-    """The part of the metadata that says what the tokens are. scores and merges are empty where the file has none."""
+    """The part of the metadata that says what the tokens are. scores and merges are empty where the file has none.
+
+    special_ids: "bos_token", "eos_token", "unk_token", "pad_token" -> id, for those that the file names.
+    """
 
     tokens: list[str]
     types: np.ndarray
     scores: np.ndarray
     merges: list[str]
-    bos_token_id: int | None
-    eos_token_id: int | None
+    special_ids: dict[str, int]
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any], origin: str) -> Vocabulary:
@@ -41,13 +46,24 @@ class Vocabulary:
         merges = metadata.get("tokenizer.ggml.merges", [])
         if len(types) != len(tokens) or len(scores) not in (0, len(tokens)) or not isinstance(merges, list):
             raise GGUFError(f"{origin}: {len(tokens)} tokens, {len(types)} token types and {len(scores)} scores")
-        ids = []
-        for kind in ("bos", "eos"):
+        special_ids = {}
+        for name, kind in SPECIAL_KINDS.items():
             token_id = metadata.get(f"tokenizer.ggml.{kind}_token_id")
-            if token_id is not None and not (isinstance(token_id, int) and 0 <= token_id < len(tokens)):
-                raise GGUFError(f"{origin}: tokenizer.ggml.{kind}_token_id is {token_id!r}, of {len(tokens)} tokens")
-            ids.append(token_id)
-        return cls(tokens, types, scores, merges, ids[0], ids[1])
+            if token_id is not None:
+                if not isinstance(token_id, int) or not 0 <= token_id < len(tokens):
+                    raise GGUFError(
+                        f"{origin}: tokenizer.ggml.{kind}_token_id is {token_id!r}, of {len(tokens)} tokens"
+                    )
+                special_ids[name] = token_id
+        return cls(tokens, types, scores, merges, special_ids)
+
+    @property
+    def special_tokens(self) -> dict[str, str]:
+        return {name: self.tokens[token_id] for name, token_id in self.special_ids.items()}
+
+    def token_with_id(self, name: str) -> tuple[str, int] | None:
+        token_id = self.special_ids.get(name)
+        return None if token_id is None else (self.tokens[token_id], token_id)
 
 
 def _array(metadata: Mapping[str, Any], key: str, default: np.ndarray) -> np.ndarray:
@@ -75,11 +91,9 @@ def build_gguf_tokenizer(metadata: Mapping[str, Any], vocabulary: Vocabulary, or
             f"{origin}: the tokenizer model {model!r}; supported are gpt2 (BPE) and llama (SPM)"
         )
     _add_special_tokens(tokenizer, vocabulary)
-    bos = vocabulary.bos_token_id if metadata.get("tokenizer.ggml.add_bos_token", adds_bos) else None
-    eos = vocabulary.eos_token_id if metadata.get("tokenizer.ggml.add_eos_token", False) else None
-    tokenizer.post_processor = surrounding(
-        None if bos is None else (vocabulary.tokens[bos], bos), None if eos is None else (vocabulary.tokens[eos], eos)
-    )
+    bos = vocabulary.token_with_id("bos_token") if metadata.get("tokenizer.ggml.add_bos_token", adds_bos) else None
+    eos = vocabulary.token_with_id("eos_token") if metadata.get("tokenizer.ggml.add_eos_token", False) else None
+    tokenizer.post_processor = surrounding(bos, eos)
     return tokenizer
 
 

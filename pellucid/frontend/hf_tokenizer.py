@@ -15,17 +15,16 @@ from pellucid.loader.errors import ModelError, ModelNotFoundError
 from pellucid.loader.model_files import read_json
 
 MAX_TOKENIZER_BYTES = 256 << 20
+SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 SLOW_FILES = ("tokenizer.model", "vocab.json", "spiece.model")
 
 
 @dataclass(frozen=True)
 class HFTokenizerFiles:
-    """config: tokenizer_config.json. bos_token, eos_token: their texts, where the files name them."""
+    """special_tokens: "bos_token", "eos_token", ... -> text, for those that the files name."""
 
     tokenizer: tokenizers.Tokenizer
-    config: Mapping[str, Any]
-    bos_token: str | None
-    eos_token: str | None
+    special_tokens: dict[str, str]
 
 
 def read_hf_tokenizer(directory: Path) -> HFTokenizerFiles:
@@ -38,14 +37,14 @@ def read_hf_tokenizer(directory: Path) -> HFTokenizerFiles:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     _add_listed_tokens(tokenizer, config, directory)
-    bos, eos = _text(special.get("bos_token")), _text(special.get("eos_token"))
+    named = {name: text for name in SPECIAL_TOKENS if (text := _text(special.get(name))) is not None}
     if isinstance(config.get("add_bos_token"), bool) or isinstance(config.get("add_eos_token"), bool):
         # as transformers: once one of them is stated, they replace what tokenizer.json puts around a text
         tokenizer.post_processor = surrounding(
-            _with_id(tokenizer, bos) if config.get("add_bos_token") is True else None,
-            _with_id(tokenizer, eos) if config.get("add_eos_token") is True else None,
+            _with_id(tokenizer, named.get("bos_token")) if config.get("add_bos_token") is True else None,
+            _with_id(tokenizer, named.get("eos_token")) if config.get("add_eos_token") is True else None,
         )
-    return HFTokenizerFiles(tokenizer, config, bos, eos)
+    return HFTokenizerFiles(tokenizer, named)
 
 
 def _object(path: Path) -> dict[str, Any]:
@@ -112,6 +111,6 @@ def _add_listed_tokens(tokenizer: tokenizers.Tokenizer, config: Mapping[str, Any
         tokenizer.add_tokens([AddedToken(content, **{flag: entry[flag] is True for flag in flags if flag in entry})])
         if tokenizer.token_to_id(content) != token_id:
             raise ModelError(
-                f"{directory}: tokenizer_config.json gives {content!r} the id {token_id}, tokenizer.json leaves it only "
-                f"{tokenizer.token_to_id(content)}"
+                f"{directory}: tokenizer_config.json gives {content!r} the id {token_id}, the next free one "
+                f"in tokenizer.json is {tokenizer.token_to_id(content)}"
             )

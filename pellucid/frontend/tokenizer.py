@@ -1,13 +1,14 @@
-"""Text to token ids and back, over the `tokenizers` library; what each token is as bytes. Torch-free."""
+"""Text and conversations to token ids and back, over the `tokenizers` library; what each token is as bytes."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pellucid.frontend.chat_template import ChatTemplate, gguf_chat_template, hf_chat_template
 from pellucid.frontend.gguf_tokenizer import SPACE, Vocabulary, build_gguf_tokenizer
 from pellucid.frontend.hf_tokenizer import read_hf_tokenizer
 from pellucid.loader.gguf_reader import GGUFFile
@@ -27,13 +28,17 @@ class Tokenizer:
     """
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, *, bos_token: str | None = None, eos_token: str | None = None
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str] | None = None,
+        chat_template: ChatTemplate | None = None,
     ) -> None:
+        """special_tokens: "bos_token", "eos_token", ... -> text, as chat templates name them."""
         self._backend = backend
-        self.bos_token = bos_token
-        self.eos_token = eos_token
-        self.bos_token_id: int | None = None if bos_token is None else backend.token_to_id(bos_token)
-        self.eos_token_id: int | None = None if eos_token is None else backend.token_to_id(eos_token)
+        self.special_tokens: dict[str, str] = dict(special_tokens or {})
+        self.chat_template = chat_template or ChatTemplate({})
+        self.bos_token_id = self._id_of("bos_token")
+        self.eos_token_id = self._id_of("eos_token")
         added = backend.get_added_tokens_decoder()
         self.added_tokens: dict[int, str] = {token_id: token.content for token_id, token in sorted(added.items())}
         self.special_token_ids: frozenset[int] = frozenset(i for i, token in added.items() if token.special)
@@ -43,6 +48,10 @@ class Tokenizer:
         self.has_byte_fallback = any(step["type"] == "ByteFallback" for step in steps)
         self._spells_space = any(step["type"] in ("Metaspace", "Replace") for step in steps)
         self.strips_leading_space = any(_strips_leading_space(step) for step in steps)
+
+    def _id_of(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self._backend.token_to_id(token)
 
     @property
     def vocab_size(self) -> int:
@@ -59,6 +68,13 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         checked = [_checked(text) for text in texts]
         return [found.ids for found in self._backend.encode_batch_fast(checked, add_special_tokens=add_special_tokens)]
+
+    def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:
+        """The conversation through the model's chat template; options as ChatTemplate.render has them.
+
+        Nothing is put around the text: a template writes its own BOS. Raises ChatTemplateError, ValueError.
+        """
+        return self.encode(self.chat_template.render(messages, **options), add_special_tokens=False)
 
     @cached_property
     def max_token_characters(self) -> int:
@@ -124,16 +140,13 @@ def load_tokenizer(model: str | ModelFiles) -> Tokenizer:
     files = resolve_model(model, local_files_only=True) if isinstance(model, str) else model
     if files.gguf is None:
         found = read_hf_tokenizer(files.directory)
-        return Tokenizer(found.tokenizer, bos_token=found.bos_token, eos_token=found.eos_token)
+        template = hf_chat_template(files.directory, found.special_tokens)
+        return Tokenizer(found.tokenizer, found.special_tokens, template)
     metadata = GGUFFile(files.gguf).metadata
     vocabulary = Vocabulary.from_metadata(metadata, str(files.gguf))
     backend = build_gguf_tokenizer(metadata, vocabulary, str(files.gguf))
-    bos, eos = vocabulary.bos_token_id, vocabulary.eos_token_id
-    return Tokenizer(
-        backend,
-        bos_token=None if bos is None else vocabulary.tokens[bos],
-        eos_token=None if eos is None else vocabulary.tokens[eos],
-    )
+    template = gguf_chat_template(metadata, vocabulary.special_tokens)
+    return Tokenizer(backend, vocabulary.special_tokens, template)
 
 
 def _byte_alphabet() -> dict[str, int]:

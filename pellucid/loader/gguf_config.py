@@ -33,14 +33,8 @@ ROPE_FACTORS_TENSOR = "rope_freqs.weight"
 CONTROL_TOKEN = 3  # in tokenizer.ggml.token_type
 # a file names one end token, a chat model ends its turns with another: llama.cpp knows these by their text
 END_OF_TURN_TEXTS = {
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-    "<|end|>",
-    "<end_of_turn>",
-    "<|endoftext|>",
-    "<|end_of_text|>",
-}
+    "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
+}  # fmt: skip
 
 _HEEDED = {
     "block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count",
@@ -59,7 +53,7 @@ def read_gguf_config(file: GGUFFile) -> ModelConfig:
     architecture = file.metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise UnsupportedModelError(
-            f"{origin}: the GGUF architecture {architecture!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
+            f"{origin}: the architecture {architecture!r} is not supported; supported are {', '.join(ARCHITECTURES)}"
         )
     if file.metadata.get("split.count", 1) not in (0, 1):
         raise UnsupportedModelError(
@@ -104,7 +98,7 @@ def _model_config(file: GGUFFile, fields: Fields, architecture: str) -> ModelCon
         rms_norm_eps=fields.number("attention.layer_norm_rms_epsilon", low=0.0, high=1.0),
         hidden_act="gelu_tanh" if gemma else "silu",
         rope_theta=theta,
-        rope_scaling=_rope_scaling(file, fields, theta, head_dim),
+        rope_scaling=_rope_scaling(file, fields, head_dim),
         rope_theta_local=fields.number("rope.freq_base_swa", 10000.0, low=1.0, high=MAX_THETA) if gemma else None,
         attention_bias="blk.0.attn_q.bias" in file.tensors,
         attention_output_bias="blk.0.attn_output.bias" in file.tensors,
@@ -188,7 +182,7 @@ def _softcap(fields: Fields, name: str) -> float | None:
     return fields.number(name, None, low=0.0, high=1e6) or None
 
 
-def _rope_scaling(file: GGUFFile, fields: Fields, theta: float, head_dim: int) -> RopeScaling | None:
+def _rope_scaling(file: GGUFFile, fields: Fields, head_dim: int) -> RopeScaling | None:
     kind = fields.text("rope.scaling.type", "linear" if "rope.scale_linear" in fields else "none")
     if kind not in ("none", "linear", "yarn"):
         raise UnsupportedModelError(
@@ -197,7 +191,7 @@ def _rope_scaling(file: GGUFFile, fields: Fields, theta: float, head_dim: int) -
     if ROPE_FACTORS_TENSOR in file.tensors:
         if kind != "none":
             raise UnsupportedModelError(f"{fields.origin}: rope factors together with the rope kind {kind!r}")
-        return _llama3_scaling(file, theta, head_dim)
+        return _stored_factors(file, head_dim)
     factor = fields.number(
         "rope.scaling.factor", fields.number("rope.scale_linear", 1.0, low=0, high=1e6), low=0, high=1e6
     )
@@ -214,26 +208,15 @@ def _rope_scaling(file: GGUFFile, fields: Fields, theta: float, head_dim: int) -
     )
 
 
-def llama3_factors(scaling: RopeScaling, theta: float, head_dim: int) -> np.ndarray:
-    """What Llama 3's scaling divides each of the head_dim / 2 frequencies by: float64 [head_dim / 2]."""
-    wavelength = 2 * math.pi * theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
-    turns = scaling.original_max_position_embeddings / wavelength
-    blend = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    return 1.0 / np.interp(blend, [0.0, 1.0], [1.0 / scaling.factor, 1.0])
-
-
-def _llama3_scaling(file: GGUFFile, theta: float, head_dim: int) -> RopeScaling:
-    """The file holds the finished factors; Llama 3.x's own parameters are taken where they give the same ones."""
+def _stored_factors(file: GGUFFile, head_dim: int) -> RopeScaling:
+    """Llama 3.x's scaling, which these files hold as what each frequency is divided by."""
     info = file.tensors[ROPE_FACTORS_TENSOR]
     if info.ggml_type.name != "F32" or info.num_elements != head_dim // 2:
         raise ModelConfigError(f"{file.path}: {ROPE_FACTORS_TENSOR} is no F32 vector of {head_dim // 2}")
-    stored = file.raw(info).reshape(-1).view("<f4").astype(np.float64)
-    largest = float(stored.max()) if np.isfinite(stored).all() else 0.0
-    if largest >= 1.0:
-        scaling = RopeScaling("llama3", round(largest, 4), 1.0, 4.0, 8192)
-        if np.allclose(llama3_factors(scaling, theta, head_dim), stored, rtol=1e-4):
-            return scaling
-    raise UnsupportedModelError(f"{file.path}: {ROPE_FACTORS_TENSOR} holds other factors than Llama 3.x's")
+    factors = file.raw(info).reshape(-1).view("<f4").tolist()
+    if not all(math.isfinite(factor) and factor > 0 for factor in factors):
+        raise ModelConfigError(f"{file.path}: {ROPE_FACTORS_TENSOR} holds factors that are not positive numbers")
+    return RopeScaling("factors", freq_factors=tuple(factors))
 
 
 def _eos_token_ids(file: GGUFFile, tokens: Fields) -> tuple[int, ...]:

@@ -283,7 +283,7 @@ def _refuse_what_changes_results(top: Fields, family: Family) -> None:
 def _activation(fields: Fields, family: Family) -> str:
     name = fields.text("hidden_activation", None) if family.gemma else fields.text("hidden_act")
     if name not in ACTIVATIONS:
-        raise UnsupportedModelError(f"{fields.origin}: the activation {name!r}; supported are {', '.join(ACTIVATIONS)}")
+        raise UnsupportedModelError(f"{fields.origin}: activation {name!r}; supported are {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
 
 from pellucid.loader.errors import UnsupportedModelError
 from pellucid.loader.fields import Fields
@@ -13,7 +13,8 @@ from pellucid.models.config import RopeScaling
 KINDS = ("default", "linear", "llama3", "yarn")
 _KNOWN = {
     "rope_type", "type", "rope_theta", "factor", "low_freq_factor", "high_freq_factor", "partial_rotary_factor",
-    "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor",
+    "original_max_position_embeddings", "beta_fast", "beta_slow", "attention_factor", "truncate",
+    "mscale", "mscale_all_dim",
 }  # fmt: skip
 
 
@@ -50,9 +51,7 @@ def _scaling(fields: Fields, parameters: Fields) -> RopeScaling | None:
         raise UnsupportedModelError(f"{parameters.origin}: the rope kind {kind!r}; supported are {', '.join(KINDS)}")
     if parameters.number("partial_rotary_factor", 1.0, low=0.0, high=1.0) != 1.0:
         raise UnsupportedModelError(f"{parameters.origin}: a partial_rotary_factor other than 1 is not supported")
-    unknown = sorted(
-        name for name in parameters.values if name not in _KNOWN and not _is_neutral(name, parameters.values[name])
-    )
+    unknown = sorted(name for name, value in parameters.values.items() if name not in _KNOWN and value is not None)
     if unknown:
         raise UnsupportedModelError(f"{parameters.origin}: not supported: {', '.join(unknown)}")
     if kind == "default":
@@ -77,9 +76,16 @@ def _scaling(fields: Fields, parameters: Fields) -> RopeScaling | None:
         original_max_position_embeddings=original,
         beta_fast=parameters.number("beta_fast", 32.0, low=1e-3, high=1e6),
         beta_slow=parameters.number("beta_slow", 1.0, low=1e-3, high=1e6),
-        attention_factor=parameters.number("attention_factor", None, low=1e-3, high=1e6),
+        attention_factor=_attention_factor(parameters, factor),
+        truncate=parameters.boolean("truncate", True),
     )
 
 
-def _is_neutral(name: str, value: Any) -> bool:
-    return value is None or (name == "truncate" and value is True)
+def _attention_factor(parameters: Fields, factor: float) -> float | None:
+    """What YaRN multiplies cosines and sines by; None where it is the paper's 0.1 * ln(factor) + 1."""
+    stated = parameters.number("attention_factor", None, low=1e-3, high=1e6)
+    mscale = parameters.number("mscale", 0.0, low=0.0, high=1e3)
+    mscale_all_dim = parameters.number("mscale_all_dim", 0.0, low=0.0, high=1e3)
+    if stated is not None or not (mscale and mscale_all_dim):
+        return stated
+    return (0.1 * mscale * math.log(factor) + 1.0) / (0.1 * mscale_all_dim * math.log(factor) + 1.0)
