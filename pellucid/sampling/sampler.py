@@ -15,7 +15,7 @@ from pellucid.sampling.rng import uniform
 from pellucid.sampling.state import SamplingState
 from pellucid.sampling.vocabulary import Draw, NumpyVocabularyOps, VocabularyOps
 
-_NOT_FINITE = "the model computed logits that are not finite (NaN or infinity), so that no token can be sampled"
+NOT_FINITE = "the model computed logits that are not finite (NaN or infinity), so that no token can be sampled"
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _greedy_on_device(logits: torch.Tensor) -> list[SampledToken]:
     """Where nothing but the likeliest token is asked for, two numbers a row leave the device instead of all logits."""
     highest, token_ids = logits.max(dim=-1)
     return [
-        SampledToken(token_id) if np.isfinite(logit) else SampledToken(error=_NOT_FINITE)
+        SampledToken(token_id) if np.isfinite(logit) else SampledToken(error=NOT_FINITE)
         for token_id, logit in zip(token_ids.tolist(), highest.tolist(), strict=True)
     ]
 
@@ -116,7 +116,7 @@ def _draw(row: int, state: SamplingState) -> Draw:
 def _describe(raw: np.ndarray, highest: np.float32) -> str:
     """Why a row has no likeliest token."""
     if not np.isfinite(raw.max()):
-        return _NOT_FINITE
+        return NOT_FINITE
     if highest == -np.inf:
         return "no token is left to sample: allowed_token_ids, bad_words, min_tokens and constraints exclude every one"
     return "the logits are not finite (NaN or infinity) once the logits processors and parameters have been applied"
