@@ -17,6 +17,9 @@
 namespace nb = nanobind;
 
 namespace pellucid {
+
+void bind_linear_benchmark(nb::module_& m);
+
 namespace {
 
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
@@ -104,6 +107,7 @@ void bind_linear(nb::module_& m) {
     m.def("pack_matrix", &pack, nb::arg("parts"), nb::arg("bias").none(), nb::arg("quantization"), nb::arg("isa"),
           nb::arg("pool"),
           "Packs matrices (bytes, format, rows, columns), stacked along the rows. quantization: \"\", \"int8\" or \"int4\".");
+    bind_linear_benchmark(m);
 }
 
 }  // namespace pellucid

@@ -6,6 +6,17 @@ namespace pellucid {
 namespace PELLUCID_ISA {
 namespace {
 
+template <int R>
+PELLUCID_INLINE void finish(const Vec (&sums)[R][2], int64_t first, const Tile& tile) {
+    alignas(64) float stored[R * kPanelColumns];
+    PELLUCID_UNROLL
+    for (int r = 0; r < R; ++r) {
+        store(stored + r * kPanelColumns, sums[r][0]);
+        store(stored + r * kPanelColumns + kLanes, sums[r][1]);
+    }
+    finish_rows(tile, first, R, stored);
+}
+
 struct FloatKernel {
     const std::byte* panel;
     int64_t k;
@@ -18,17 +29,18 @@ struct FloatKernel {
         Vec sums[R][2];
         PELLUCID_UNROLL
         for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = zero();
+        RowCursor<R> cursor(x, tile.row_stride);
         for (int64_t i = 0; i < k; ++i) {
             const Vec w0 = load(weights + i * kPanelColumns), w1 = load(weights + i * kPanelColumns + kLanes);
             PELLUCID_UNROLL
             for (int r = 0; r < R; ++r) {
-                const Vec a = splat(reinterpret_cast<const float*>(x + r * tile.row_stride)[i]);
+                const Vec a = splat(cursor.template at<float>(r));
                 sums[r][0] = fma(a, w0, sums[r][0]);
                 sums[r][1] = fma(a, w1, sums[r][1]);
             }
+            cursor.advance(4);
         }
-        PELLUCID_UNROLL
-        for (int r = 0; r < R; ++r) finish_row(tile, first + r, sums[r][0], sums[r][1]);
+        finish(sums, first, tile);
     }
 };
 
@@ -44,17 +56,18 @@ struct Bf16Kernel {
         Vec sums[R][2];
         PELLUCID_UNROLL
         for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = zero();
+        RowCursor<R> cursor(x, tile.row_stride);
         for (int64_t i = 0; i < k / 2; ++i) {
             const Bytes w0 = load_bytes(weights + i * 128), w1 = load_bytes(weights + i * 128 + 64);
             PELLUCID_UNROLL
             for (int r = 0; r < R; ++r) {
-                const uint32_t a = reinterpret_cast<const uint32_t*>(x + r * tile.row_stride)[i];
+                const uint32_t a = cursor.template at<uint32_t>(r);
                 sums[r][0] = dot2_bf16(sums[r][0], w0, a);
                 sums[r][1] = dot2_bf16(sums[r][1], w1, a);
             }
+            cursor.advance(4);
         }
-        PELLUCID_UNROLL
-        for (int r = 0; r < R; ++r) finish_row(tile, first + r, sums[r][0], sums[r][1]);
+        finish(sums, first, tile);
     }
 };
 
@@ -73,22 +86,27 @@ struct Int8Kernel {
             const int32_t minus_sum = *reinterpret_cast<const int32_t*>(x + r * tile.row_stride + k + 4);
             sums[r][0] = sums[r][1] = splat_int(128 * minus_sum);
         }
+        RowCursor<R> cursor(x, tile.row_stride);
         for (int64_t i = 0; i < k / 4; ++i) {
             const Bytes w0 = load_bytes(weights + i * 128), w1 = load_bytes(weights + i * 128 + 64);
             PELLUCID_UNROLL
             for (int r = 0; r < R; ++r) {
-                const int32_t a = reinterpret_cast<const int32_t*>(x + r * tile.row_stride)[i];
+                const int32_t a = cursor.template at<int32_t>(r);
                 sums[r][0] = dot4(sums[r][0], w0, a);
                 sums[r][1] = dot4(sums[r][1], w1, a);
             }
+            cursor.advance(4);
         }
         const float* scales = reinterpret_cast<const float*>(weights + k * kPanelColumns);
         const Vec s0 = load(scales), s1 = load(scales + kLanes);
+        Vec scaled[R][2];
         PELLUCID_UNROLL
         for (int r = 0; r < R; ++r) {
             const Vec scale = splat(*reinterpret_cast<const float*>(x + r * tile.row_stride + k));
-            finish_row(tile, first + r, to_float(sums[r][0]) * s0 * scale, to_float(sums[r][1]) * s1 * scale);
+            scaled[r][0] = to_float(sums[r][0]) * s0 * scale;
+            scaled[r][1] = to_float(sums[r][1]) * s1 * scale;
         }
+        finish(scaled, first, tile);
     }
 };
 

@@ -116,31 +116,33 @@ struct GroupKernel {
         constexpr GroupTraits traits = group_traits(format);
         constexpr bool has_min = traits.offset_log2 < 0;
         constexpr bool halved = traits.scales == GroupScales::super_half;
+        constexpr int steps = halved ? kStepsPerGroup / 2 : kStepsPerGroup;
         const std::byte* x = tile.rows + first * tile.row_stride;
+        RowCursor<R> codes_of(x + kGroup * first_group, tile.row_stride);
+        RowCursor<R> scale_of(x + layout.scales + 4 * first_group, tile.row_stride);
+        RowCursor<R> sum_of(has_min  ? x + layout.scaled_sums + 4 * first_group
+                            : halved ? x + layout.half_sums + 8 * first_group
+                                     : x + layout.sums + 4 * first_group,
+                            tile.row_stride);
         Vec total[R][2];
         PELLUCID_UNROLL
         for (int r = 0; r < R; ++r) {
             total[r][0] = load(sums[first + r]);
             total[r][1] = load(sums[first + r] + kLanes);
         }
+        const uint8_t* codes = weights.codes;
         for (int g = 0; g < groups; ++g) {
-            const uint8_t* codes = weights.codes + g * weights.code_stride;
-            const int64_t group = first_group + g;
             Vec scaled[R][2];
             PELLUCID_UNROLL
             for (int part = 0; part < (halved ? 2 : 1); ++part) {
-                constexpr int steps = halved ? kStepsPerGroup / 2 : kStepsPerGroup;
                 Ints dots[R][2];
                 PELLUCID_UNROLL
                 for (int r = 0; r < R; ++r) {
-                    const std::byte* row = x + r * tile.row_stride;
-                    if constexpr (has_min) {
-                        dots[r][0] = dots[r][1] = splat_int(0);
-                    } else {
-                        const int32_t* minus = reinterpret_cast<const int32_t*>(
-                            row + (halved ? layout.half_sums + 8 * group + 4 * part : layout.sums + 4 * group));
-                        dots[r][0] = dots[r][1] = shift_left<has_min ? 0 : traits.offset_log2>(splat_int(*minus));
-                    }
+                    Ints start = splat_int(0);
+                    if constexpr (!has_min)
+                        start = shift_left<has_min ? 0 : traits.offset_log2>(
+                            splat_int(sum_of.template at<int32_t>(r, 4 * part)));
+                    dots[r][0] = dots[r][1] = start;
                 }
                 PELLUCID_UNROLL
                 for (int s = 0; s < steps; ++s) {
@@ -149,8 +151,7 @@ struct GroupKernel {
                     const Bytes w1 = load_bytes(codes + 64 * (kStepsPerGroup + step));
                     PELLUCID_UNROLL
                     for (int r = 0; r < R; ++r) {
-                        const int32_t a =
-                            reinterpret_cast<const int32_t*>(x + r * tile.row_stride)[group * kStepsPerGroup + step];
+                        const int32_t a = codes_of.template at<int32_t>(r, 4 * step);
                         dots[r][0] = dot4(dots[r][0], w0, a);
                         dots[r][1] = dot4(dots[r][1], w1, a);
                     }
@@ -164,7 +165,7 @@ struct GroupKernel {
             }
             PELLUCID_UNROLL
             for (int r = 0; r < R; ++r) {
-                const Vec a = splat(reinterpret_cast<const float*>(x + r * tile.row_stride + layout.scales)[group]);
+                const Vec a = splat(scale_of.template at<float>(r));
                 total[r][0] = fma(scaled[r][0], a, total[r][0]);
                 total[r][1] = fma(scaled[r][1], a, total[r][1]);
             }
@@ -172,12 +173,15 @@ struct GroupKernel {
                 const Vec m0 = load(weights.mins[g]), m1 = load(weights.mins[g] + kLanes);
                 PELLUCID_UNROLL
                 for (int r = 0; r < R; ++r) {
-                    const Vec a =
-                        splat(reinterpret_cast<const float*>(x + r * tile.row_stride + layout.scaled_sums)[group]);
+                    const Vec a = splat(sum_of.template at<float>(r));
                     total[r][0] = fma(m0, a, total[r][0]);
                     total[r][1] = fma(m1, a, total[r][1]);
                 }
             }
+            codes += weights.code_stride;
+            codes_of.advance(kGroup);
+            scale_of.advance(4);
+            sum_of.advance(halved ? 8 : 4);
         }
         PELLUCID_UNROLL
         for (int r = 0; r < R; ++r) {
@@ -216,7 +220,7 @@ void multiply(const std::byte* panel, const GroupedRow& layout, const Tile& whol
                                          GroupKernel<format>{weights, layout, tile, group, groups, sums});
             super += stream.super_bytes + groups * stream.group_bytes;
         }
-        for (int64_t row = 0; row < tile.num_rows; ++row) finish_row(tile, row, load(sums[row]), load(sums[row] + kLanes));
+        finish_rows(tile, 0, static_cast<int>(tile.num_rows), sums[0]);
     }
 }
 

@@ -41,7 +41,9 @@ PELLUCID_INLINE Vec load_signed(const int8_t* p) {
 PELLUCID_INLINE Ints dot4(Ints sums, Bytes weights, int32_t activations) {
     const __m512i x = _mm512_set1_epi32(activations);
 #if defined(PELLUCID_ISA_avx512bf16)
-    return {_mm512_dpbusd_epi32(sums.v, weights.v, x)};
+    // As an intrinsic, gcc 12 copies the sums around every instruction and spills a third of them.
+    asm("vpdpbusd %2, %1, %0" : "+v"(sums.v) : "v"(weights.v), "v"(x));
+    return sums;
 #else
     // maddubs would saturate at 16 bits, so even and odd bytes are multiplied as 16-bit numbers.
     const __m512i even = _mm512_madd_epi16(_mm512_and_si512(weights.v, _mm512_set1_epi16(255)),
@@ -55,7 +57,8 @@ PELLUCID_INLINE Ints dot4(Ints sums, Bytes weights, int32_t activations) {
 PELLUCID_INLINE Vec dot2_bf16(Vec sums, Bytes weights, uint32_t activations) {
     const __m512i x = _mm512_set1_epi32(static_cast<int>(activations));
 #if defined(PELLUCID_ISA_avx512bf16)
-    return {_mm512_dpbf16_ps(sums.v, (__m512bh)weights.v, (__m512bh)x)};
+    asm("vdpbf16ps %2, %1, %0" : "+v"(sums.v) : "v"(weights.v), "v"(x));
+    return sums;
 #else
     const __m512i high = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
     const __m512 even = _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(weights.v, 16)),

@@ -3,13 +3,17 @@
 #include "linear/integers.h"
 #include "linear/kernels.h"
 
+// Loops over sums held in registers: one that stays a loop would keep them in memory.
+#define PELLUCID_UNROLL _Pragma("GCC unroll 16")
+#define PELLUCID_INLINE_MEMBER inline __attribute__((always_inline))
+
 namespace pellucid {
 namespace PELLUCID_ISA {
 
 // A row's 32 sums of a panel, complete: bias, softcap, residual, store. Each step rounds on its own.
 PELLUCID_INLINE Vec softcapped(Vec v, float cap) { return splat(cap) * tanh(v / splat(cap)); }
 
-PELLUCID_INLINE void finish_row(const Tile& tile, int64_t row, Vec first, Vec second) {
+inline void finish_row(const Tile& tile, int64_t row, Vec first, Vec second) {
     float* out = tile.out + row * tile.out_stride;
     const float* residual = tile.residual ? tile.residual + row * tile.residual_stride : nullptr;
     if (tile.num_columns == kPanelColumns) {
@@ -32,6 +36,35 @@ PELLUCID_INLINE void finish_row(const Tile& tile, int64_t row, Vec first, Vec se
         store_first(out + begin, v, count);
     }
 }
+
+// Not inlined into the unrolled kernels: it would appear there once a row.
+__attribute__((noinline)) static void finish_rows(const Tile& tile, int64_t first, int count, const float* sums) {
+    for (int r = 0; r < count; ++r)
+        finish_row(tile, first + r, load(sums + r * kPanelColumns), load(sums + r * kPanelColumns + kLanes));
+}
+
+// Where R rows of a tile are being read: a pointer for every three rows, so that they all fit the registers.
+template <int R>
+class RowCursor {
+  public:
+    RowCursor(const std::byte* first, size_t stride) : stride_(stride) {
+        PELLUCID_UNROLL
+        for (int i = 0; i < kPointers; ++i) pointers_[i] = first + 3 * static_cast<size_t>(i) * stride;
+    }
+    template <typename T>
+    PELLUCID_INLINE_MEMBER T at(int row, int offset = 0) const {
+        return *reinterpret_cast<const T*>(pointers_[row / 3] + static_cast<size_t>(row % 3) * stride_ + offset);
+    }
+    PELLUCID_INLINE_MEMBER void advance(size_t num_bytes) {
+        PELLUCID_UNROLL
+        for (int i = 0; i < kPointers; ++i) pointers_[i] += num_bytes;
+    }
+
+  private:
+    static constexpr int kPointers = (R + 2) / 3;
+    const std::byte* pointers_[kPointers];
+    size_t stride_;
+};
 
 // Calls kernel.rows<R>(first_row) for all rows, R at most max_rows (<= 12) and as even as can be: 13 rows are 7 + 6, not
 // 12 + 1. No result depends on R.
@@ -67,9 +100,6 @@ constexpr int kMaxRows = 2;
 #else
 constexpr int kMaxRows = 4;
 #endif
-
-// The unrolled loops below are written with these: a loop that stays a loop would keep its sums in memory.
-#define PELLUCID_UNROLL _Pragma("GCC unroll 16")
 
 }  // namespace PELLUCID_ISA
 }  // namespace pellucid
