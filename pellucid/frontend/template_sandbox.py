@@ -83,8 +83,8 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, loopcontrols])
         self.filters["tojson"] = _tojson
         self.filters["format"] = _format
-        self.filters = {name: _bounded_function(function) for name, function in self.filters.items()}
-        self.tests = {name: _bounded_function(function) for name, function in self.tests.items()}
+        for functions in (self.filters, self.tests):
+            functions.update({name: _bounded_function(function) for name, function in functions.items()})
         self.filters["bounded"] = _bounded
         self.filters["stepped"] = _stepped
         del self.globals["lipsum"]  # makes up text of any length
@@ -144,7 +144,7 @@ def _bounded_node(node: Any) -> Any:
 
 
 def _filtered(node: nodes.Expr | None, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=1)  # type: ignore[arg-type]
+    return nodes.Filter(node, name, [], [], None, None, lineno=1)
 
 
 def _size(value: Any) -> int:

@@ -260,8 +260,8 @@ def _refuse_quantized(top: Fields) -> None:
     if quantized:
         method = quantized.get("quant_method") if isinstance(quantized, dict) else None
         raise UnsupportedModelError(
-            f"{top.origin}: weights quantised by {method!r} are not supported; give the unquantised model (Pellucid can "
-            "quantise it at load) or a GGUF file"
+            f"{top.origin}: weights quantised by {method!r} are not supported; give the unquantised model (Pellucid "
+            "can quantise it at load) or a GGUF file"
         )
 
 
