@@ -90,6 +90,7 @@ class EngineCore:
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """Stop these and free what they hold, at once; no outputs follow. Unknown ids are ignored."""
         self.scheduler.abort_requests(request_ids)
+        self._outputs = [output for output in self._outputs if output.request_id not in request_ids]  # a refusal
         self._news = True
 
     def has_work(self) -> bool:

@@ -16,7 +16,7 @@ BLOCK_SIZE = 4
 
 
 class KVCacheMachine(RuleBasedStateMachine):
-    """Requests over a tiny alphabet (so that prefixes coincide) come, grow, fail and go, in a pool that is too small."""
+    """Requests over a tiny alphabet (so that prefixes coincide) come, grow, fail and go, in too small a pool."""
 
     def __init__(self) -> None:
         super().__init__()
