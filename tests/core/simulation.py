@@ -96,7 +96,7 @@ class Simulation:
         if pick.random() < 0.2:
             prompt = pick.choice(self.prefixes)[: pick.randint(1, 20)]
         max_tokens = pick.randint(1, 20)
-        fate = pick.choices(["finishes", "poison", "fails"], [20, 1, 3])[0]
+        fate = pick.choices(["finishes", "poison", "fails"], [20, 2, 4])[0]
         if len(prompt) + max_tokens > self.capacity:
             prompt, max_tokens = prompt[: self.capacity // 2], self.capacity - self.capacity // 2
         max_len = self.settings["max_model_len"]
@@ -116,7 +116,8 @@ class Simulation:
             eos_token_ids=pick.choice([(), (EOS,)]),
             prompt_logprobs=pick.choice([None, None, None, None, 1]),
         )
-        self.clients[name] = Client(request, fate, fails_at=len(prompt) - 1 + pick.randint(0, max_tokens - 1))
+        fails_at = len(prompt) - 1 + pick.choice([0, pick.randint(0, max_tokens - 1)])
+        self.clients[name] = Client(request, fate, fails_at)
         self.engine.add(request)
 
     def _disturb(self) -> None:
