@@ -15,6 +15,8 @@ def clean_errors() -> Iterator[None]:
     """Turn the errors a user can mend into one line on stderr and exit code 1; PELLUCID_TRACEBACK=1 shows the rest."""
     try:
         yield
+    except typer.Exit:  # a RuntimeError by descent
+        raise
     except (ValueError, OSError, RuntimeError) as error:
         if os.environ.get("PELLUCID_TRACEBACK"):
             raise

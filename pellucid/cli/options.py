@@ -35,11 +35,13 @@ def _model_argument(default: str | None) -> Any:
     ]
 
 
-Size = Annotated[int, typer.Option(parser=_size, metavar="SIZE")]
+def size_option(help_text: str) -> Any:
+    """A typer option read by `parse_size`."""
+    return typer.Option(parser=_size, metavar="SIZE", help=help_text)
 
 
 def _size_option(help_text: str) -> Any:
-    return Annotated[int | None, typer.Option(parser=_size, metavar="SIZE", help=help_text)]
+    return Annotated[int | None, size_option(help_text)]
 
 
 def _option(kind: Any, help_text: str, *names: str) -> Any:

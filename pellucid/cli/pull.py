@@ -25,4 +25,4 @@ def pull(
 
     with clean_errors(), download_progress() as on_progress:
         files = resolve_model(model, on_progress=on_progress)
-    print(files.path)
+    print(files.gguf or files.directory)

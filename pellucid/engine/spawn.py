@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
+from typing import cast
 
 from pellucid.config import EngineConfig
 from pellucid.core.messages import Shutdown
@@ -61,8 +62,8 @@ class EngineProcess(asyncio.Protocol):
         await asyncio.get_running_loop().create_unix_connection(lambda: self, sock=self._sock)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
+        # a cast, not a check: uvloop's transports write, but are no subclass of asyncio's
+        self._transport = cast(asyncio.WriteTransport, transport)
         for message in self._backlog:
             self.send(message)
         self._backlog.clear()

