@@ -206,8 +206,8 @@ nb::tuple read_kv(const KVCache& cache, int64_t slot, int64_t kv_head) {
 
 void bind_ops(nb::module_& m) {
     nb::class_<StepBatch>(m, "StepBatch", "The int32 arrays of a ForwardBatch, shapes checked.")
-        .def(nb::init<Ints, Ints, Ints, Ints, Ints, IntTable, Ints, int64_t>(), "input_ids"_a, "positions"_a,
-             "query_start_loc"_a, "seq_lens"_a, "slot_mapping"_a, "block_table"_a, "logits_indices"_a, "block_size"_a);
+        .def(nb::init<Ints, Ints, Ints, Ints, Ints, IntTable, Ints, int64_t>(), "input_ids"_a.noconvert(), "positions"_a.noconvert(),
+             "query_start_loc"_a.noconvert(), "seq_lens"_a.noconvert(), "slot_mapping"_a.noconvert(), "block_table"_a.noconvert(), "logits_indices"_a.noconvert(), "block_size"_a);
 
     nb::class_<KVCache>(m, "KVCache", "One layer's keys and values for the whole pool.")
         .def("__init__",
@@ -234,15 +234,15 @@ void bind_ops(nb::module_& m) {
         .def_prop_ro("isa", [](const Executor& e) { return isa_name(e.isa); })
         .def_prop_ro("num_threads", [](const Executor& e) { return e.pool.num_threads(); })
         .def_prop_ro("pool", [](Executor& e) -> ThreadPool& { return e.pool; }, nb::rv_policy::reference_internal)
-        .def("embedding", &embedding, "matrix"_a, "ids"_a, "factor"_a, "out"_a)
-        .def("linear", &linear, "matrix"_a, "x"_a, "softcap"_a, "out"_a)
-        .def("rms_norm", &rms_norm, "x"_a, "weight"_a, "eps"_a, "out"_a)
-        .def("add", &add, "x"_a, "y"_a, "out"_a)
-        .def("gated_activation", &gated_activation, "gate_up"_a, "activation"_a, "out"_a)
-        .def("rope_and_cache", &rope_and_cache, "qkv"_a, "cache"_a, "batch"_a, "cos_sin"_a, "num_heads"_a,
-             "q_norm"_a.none(), "k_norm"_a.none(), "eps"_a, "out"_a)
-        .def("paged_attention", &paged_attention, "q"_a, "cache"_a, "batch"_a, "num_heads"_a, "scale"_a,
-             "sliding_window"_a, "softcap"_a, "out"_a);
+        .def("embedding", &embedding, "matrix"_a, "ids"_a.noconvert(), "factor"_a, "out"_a.noconvert())
+        .def("linear", &linear, "matrix"_a, "x"_a.noconvert(), "softcap"_a, "out"_a.noconvert())
+        .def("rms_norm", &rms_norm, "x"_a.noconvert(), "weight"_a.noconvert(), "eps"_a, "out"_a.noconvert())
+        .def("add", &add, "x"_a.noconvert(), "y"_a.noconvert(), "out"_a.noconvert())
+        .def("gated_activation", &gated_activation, "gate_up"_a.noconvert(), "activation"_a, "out"_a.noconvert())
+        .def("rope_and_cache", &rope_and_cache, "qkv"_a.noconvert(), "cache"_a, "batch"_a, "cos_sin"_a.noconvert(), "num_heads"_a,
+             "q_norm"_a.noconvert().none(), "k_norm"_a.noconvert().none(), "eps"_a, "out"_a.noconvert())
+        .def("paged_attention", &paged_attention, "q"_a.noconvert(), "cache"_a, "batch"_a, "num_heads"_a, "scale"_a,
+             "sliding_window"_a, "softcap"_a, "out"_a.noconvert());
 }
 
 }  // namespace pellucid

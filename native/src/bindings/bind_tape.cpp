@@ -109,7 +109,7 @@ void bind_tape(nb::module_& m) {
         .def("linear", &TapeBuilder::linear, "x"_a, "matrix"_a, "softcap"_a)
         .def("rms_norm", [](TapeBuilder& self, int x, const FloatVector& weight, float eps) {
             return self.rms_norm(x, weight.data(), static_cast<int64_t>(weight.shape(0)), eps);
-        }, "x"_a, "weight"_a, "eps"_a)
+        }, "x"_a, "weight"_a.noconvert(), "eps"_a)
         .def("add", &TapeBuilder::add, "x"_a, "y"_a)
         .def("gated_activation", [](TapeBuilder& self, int x, const std::string& activation) {
             return self.gated(x, activation_from_name(activation));
@@ -119,7 +119,7 @@ void bind_tape(nb::module_& m) {
                                   const std::optional<FloatVector>& q_norm, const std::optional<FloatVector>& k_norm, float eps) {
             return self.rope_and_cache(qkv, make_rope_params(cos_sin, num_heads, cache.layout.num_kv_heads,
                                                              cache.layout.head_dim, q_norm, k_norm, eps), cache);
-        }, "qkv"_a, "cache"_a, "cos_sin"_a, "num_heads"_a, "q_norm"_a.none(), "k_norm"_a.none(), "eps"_a)
+        }, "qkv"_a, "cache"_a, "cos_sin"_a.noconvert(), "num_heads"_a, "q_norm"_a.noconvert().none(), "k_norm"_a.noconvert().none(), "eps"_a)
         .def("paged_attention", [](TapeBuilder& self, int q, const KVCache& cache, int64_t num_heads, float scale,
                                    int64_t sliding_window, float softcap) {
             return self.attention(q, make_attention_params(num_heads, cache.layout.num_kv_heads, cache.layout.head_dim,
