@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import nodes
 from jinja2.exceptions import TemplateError, TemplateRuntimeError
@@ -84,7 +84,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _tojson
         self.filters["format"] = _format
         for functions in (self.filters, self.tests):
-            functions.update({name: _bounded_function(function) for name, function in functions.items()})
+            functions.update({name: _bounded_function(cast(Any, function)) for name, function in functions.items()})
         self.filters["bounded"] = _bounded
         self.filters["stepped"] = _stepped
         del self.globals["lipsum"]  # makes up text of any length
