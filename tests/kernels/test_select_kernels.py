@@ -59,8 +59,7 @@ def test_pellucid_works_without_the_compiled_module() -> None:
     """A machine without a compiler: the import fails, the torch kernels serve."""
     code = (
         "import sys; sys.modules['pellucid_native'] = None\n"
-        "from pellucid.kernels.cpu.native import load_native
-from pellucid.kernels.select import select_kernels\n"
+        "from pellucid.kernels.select import select_kernels\n"
         "choice = select_kernels()\n"
         "assert choice.kernels.name == 'torch', choice\n"
         "print(choice.reason)"
