@@ -31,9 +31,7 @@ class InFlightRequest:
         params = self.value.sampling_params
         if self.has_prompt_logprobs:  # passed on already; without them the prompt may also come from the prefix cache
             params = msgspec.structs.replace(params, prompt_logprobs=None)
-        return msgspec.structs.replace(
-            self.value, output_token_ids=list(self.output_token_ids), sampling_params=params
-        )
+        return msgspec.structs.replace(self.value, output_token_ids=list(self.output_token_ids), sampling_params=params)
 
     def take(self, output: EngineCoreOutput) -> EngineCoreOutput:
         """Account for an output, and return it as the caller should see it: as if there had been one engine only."""
@@ -130,9 +128,7 @@ class InFlightRequests:
                     f"the last time on this request alone ({cause})"
                 )
                 ended.append(self._end(request, error))
-        self._suspects = [
-            request_id for request_id, r in self._requests.items() if r.num_deaths >= self._suspect_after
-        ]
+        self._suspects = [request_id for request_id, r in self._requests.items() if r.num_deaths >= self._suspect_after]
         return ended
 
     def fail_all(self, cause: str) -> list[Callable[[], None]]:

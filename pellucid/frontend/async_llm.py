@@ -14,7 +14,6 @@ from pellucid.core.messages import EngineReady, SchedulerStats
 from pellucid.engine.client import EngineClient, EngineState
 from pellucid.engine.inprocess_client import InProcessEngineClient
 from pellucid.engine.subprocess_client import SubprocessEngineClient
-from pellucid.frontend.chat_template import ChatTemplate
 from pellucid.frontend.model_text import load_model_text
 from pellucid.frontend.output_processor import RequestProcessor
 from pellucid.frontend.outputs import EngineUnavailableError, QueueFullError
@@ -46,7 +45,6 @@ class AsyncLLM:
         client: EngineClient,
         tokenizer: Tokenizer,
         *,
-        chat_template: ChatTemplate | None = None,
         eos_token_ids: Sequence[int] | None = None,
         max_queue: int | None = 256,
         request_timeout_s: float | None = None,
@@ -55,7 +53,6 @@ class AsyncLLM:
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
-        self.chat_template = chat_template or ChatTemplate({})
         self.event_listeners: list[EventListener] = []  # called with every step's events, before its outputs
         if eos_token_ids is None:
             eos_token_ids = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
@@ -88,7 +85,6 @@ class AsyncLLM:
             llm = cls(
                 client,
                 text.tokenizer,
-                chat_template=text.chat_template,
                 eos_token_ids=text.eos_token_ids,
                 **options,
             )
@@ -180,21 +176,13 @@ class AsyncLLM:
     def render_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        **variables: Any,
+        **options: Any,
     ) -> list[int]:
-        """A conversation as token ids, by the model's chat template. Any thread may call. Raises ChatTemplateError."""
-        text = self.chat_template.render(
-            messages,
-            tools=tools,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            **variables,
-        )
-        return self.tokenizer.encode(text, add_special_tokens=False)  # the template brings its own
+        """A conversation as token ids, by the model's chat template; options are those of ChatTemplate.render.
+
+        Any thread may call it. Raises ChatTemplateError.
+        """
+        return self.tokenizer.encode_chat(messages, **options)
 
     def chat(
         self,
@@ -254,9 +242,7 @@ class AsyncLLM:
             raise ValueError(f"request id {request_id!r} is in use")
         if self._preparer is None:
             assert self.client.ready is not None  # check_admission
-            self._preparer = RequestPreparer(
-                self.tokenizer, self._eos_token_ids, self.client.ready, self._default_seed
-            )
+            self._preparer = RequestPreparer(self.tokenizer, self._eos_token_ids, self.client.ready, self._default_seed)
         return self._preparer.prepare(
             request_id, prompt, params, priority=priority, cache_salt=cache_salt, timeout_s=timeout_s
         )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pellucid.frontend.chat_template import ChatTemplate
 from pellucid.frontend.tokenizer import Tokenizer, load_tokenizer
 from pellucid.loader.config_reader import read_model_config
 from pellucid.loader.model_files import ModelFiles
@@ -13,10 +12,9 @@ from pellucid.loader.resolve import resolve_model
 
 @dataclass(frozen=True)
 class ModelText:
-    """eos_token_ids: all that end an answer (generation_config may name several)."""
+    """tokenizer: with the chat template. eos_token_ids: all that end an answer (generation_config may name several)."""
 
     tokenizer: Tokenizer
-    chat_template: ChatTemplate
     eos_token_ids: tuple[int, ...]
 
 
@@ -27,4 +25,4 @@ def load_model_text(model: str | ModelFiles) -> ModelText:
     eos_token_ids = read_model_config(files).eos_token_ids
     if not eos_token_ids and tokenizer.eos_token_id is not None:
         eos_token_ids = (tokenizer.eos_token_id,)
-    return ModelText(tokenizer, tokenizer.chat_template, eos_token_ids)
+    return ModelText(tokenizer, eos_token_ids)

@@ -67,7 +67,6 @@ async def load_llm(config: EngineConfig, options: ServerOptions, show: Callable[
     return AsyncLLM(
         client,
         text.tokenizer,
-        chat_template=text.chat_template,
         eos_token_ids=text.eos_token_ids,
         max_queue=options.max_queue,
         request_timeout_s=options.request_timeout_s,

@@ -132,26 +132,26 @@ def build(
 
 def make_tokenizer() -> Any:
     """Byte-level without merges: a token is a byte, and its id is its value."""
+    from pellucid.frontend.chat_template import ChatTemplate
     from pellucid.frontend.tokenizer import BYTE_OF_CHARACTER, Tokenizer
 
     backend = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=dict(BYTE_OF_CHARACTER), merges=[]))
     backend.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = tokenizers.decoders.ByteLevel()
     backend.add_special_tokens(["<eos>", "<bos>"])
-    return Tokenizer(backend, {"eos_token": "<eos>", "bos_token": "<bos>"})
+    template = ChatTemplate({"default": TEMPLATE})
+    return Tokenizer(backend, {"eos_token": "<eos>", "bos_token": "<bos>"}, template)
 
 
 async def load(config: EngineConfig, options: Any, show: Callable[[str], None]) -> Any:
     """What `serve` is given in place of its own loader."""
     from pellucid.engine.subprocess_client import SubprocessEngineClient
     from pellucid.frontend.async_llm import AsyncLLM
-    from pellucid.frontend.chat_template import ChatTemplate
 
     client = SubprocessEngineClient(config, builder="scripted_model:build")
     return AsyncLLM(
         client,
         make_tokenizer(),
-        chat_template=ChatTemplate({"default": TEMPLATE}),
         max_queue=options.max_queue,
         request_timeout_s=options.request_timeout_s,
     )
