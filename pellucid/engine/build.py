@@ -30,8 +30,6 @@ from pellucid.observability.bus import EventBus
 from pellucid.runner import kv_memory
 
 if TYPE_CHECKING:
-    import torch
-
     from pellucid.kernels.interface import Kernels
     from pellucid.kernels.select import KernelChoice
     from pellucid.models.model import Model
@@ -43,7 +41,6 @@ logger = logging.getLogger(__name__)
 OnProgress = Callable[[EngineLoading], None]
 
 GPU_MEMORY_UTILIZATION = 0.9  # the share of a GPU that weights, activations and the KV pool may fill together
-DTYPES = {"float32": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16", "half": "float16"}
 
 
 def build_engine_core(config: EngineConfig, on_progress: OnProgress) -> tuple[EngineCore, EngineReady]:
@@ -111,51 +108,15 @@ def _select_kernels(config: EngineConfig, model_config: ModelConfig) -> KernelCh
     import torch
 
     from pellucid.kernels.select import select_kernels
+    from pellucid.runner.machine import choose_device, choose_dtype
 
     if config.num_threads is not None:
         if config.num_threads < 1:
             raise ValueError(f"num_threads={config.num_threads}: at least 1 is needed")
         torch.set_num_threads(config.num_threads)
-    device = _device(config.device)
-    dtype = _dtype(config.dtype, model_config.torch_dtype, device)
+    device = choose_device(config.device)
+    dtype = choose_dtype(config.dtype, model_config.torch_dtype, device)
     return select_kernels(config.kernels, device, dtype, config.num_threads)
-
-
-def _device(name: str) -> torch.device:
-    import torch
-
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ValueError(f"device={name!r} is not known; choose auto, cpu or cuda") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device={name!r} is not supported; choose auto, cpu or cuda")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={name!r}: torch sees no CUDA device here; choose cpu, or install torch with CUDA")
-    return device
-
-
-def _dtype(name: str, model_dtype: str, device: torch.device) -> torch.dtype:
-    """auto: the model's own on a GPU; on a CPU bfloat16, half of whose bytes float32 would read for each token."""
-    import torch
-
-    if name != "auto":
-        if name not in DTYPES:
-            raise ValueError(f"dtype={name!r} is not known; choose auto, {', '.join(DTYPES)}")
-        return getattr(torch, DTYPES[name])
-    if device.type == "cpu":
-        return torch.bfloat16 if _cpu_computes_bfloat16() else torch.float32
-    return getattr(torch, DTYPES.get(model_dtype, "bfloat16"))
-
-
-def _cpu_computes_bfloat16() -> bool:
-    import torch
-
-    from pellucid.kernels.cpu.native import load_native
-
-    return load_native()[0] is not None or torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def _load_processors(config: EngineConfig, files: ModelFiles) -> list[LogitsProcessor]:
