@@ -129,5 +129,4 @@ class KVCacheManager:
         for block_id in reversed(request.block_table):
             self.pool.release(self.pool.blocks[block_id])
         request.block_table = []
-        request.num_registered_blocks = 0
         request.num_computed_tokens = 0

@@ -257,7 +257,8 @@ class Scheduler:
         """Account for a computed step: tokens appended, finished requests freed, one output for each that has news.
 
         A request that failed may not have written its KV. Whoever was admitted in this very step on the promise that it
-        would (and whoever relies on those in turn) is preempted, and computes for itself.
+        would is preempted, and computes for itself. (Whoever shares more with such a one shares the doubtful blocks too:
+        a prefix is shared from its start.)
         """
         outputs: list[EngineCoreOutput] = []
         doubtful: set[int] = set()  # ids of blocks that a failed request was to write in this step
@@ -274,7 +275,6 @@ class Scheduler:
                 doubtful.update(self._written_blocks(share))
                 outputs += self.fail_requests([request], error)
             elif doubtful and not doubtful.isdisjoint(request.block_table):
-                doubtful.update(self._written_blocks(share))
                 self.kv.withdraw_blocks(request)
                 self._preempt(request, culprit)
             else:

@@ -52,9 +52,10 @@ class SimulatedClock:
 
 @dataclass
 class FakeRunner:
-    """Keeps a KV store by physical slot: (position, all tokens up to there, salt), which is what attention depends on.
+    """Keeps a KV store by physical slot. As in a model of several layers, what is written for a token depends on what
+    stands in the slots before it: a wrong block, a stale cache entry or a token never written taints all that follows.
 
-    Every query reads the slots of its whole context and checks them, as attention would. `before_step` may raise, to
+    Every query compares its whole context with what should stand there. `before_step` may raise, to
     break a step; `fail` says which requests get an error of their own, and whether their KV was written before.
     """
 
@@ -63,8 +64,9 @@ class FakeRunner:
     before_step: Callable[[SchedulerOutput], None] | None = None
     fail: Callable[[ScheduledRequest], str | None] | None = None
     writes_before_failing: bool = True
-    slots: dict[int, tuple[int, bytes]] = field(default_factory=dict)
+    slots: dict[int, bytes] = field(default_factory=dict)
     steps: list[list[tuple[str, int, int]]] = field(default_factory=list)  # (request id, start, num_tokens)
+    _contents: dict[Request, list[bytes]] = field(default_factory=dict)  # what should stand at each position
 
     def execute(self, scheduled: SchedulerOutput) -> RunnerOutput:
         if self.before_step:
@@ -83,15 +85,16 @@ class FakeRunner:
         assert share.start == request.num_computed_tokens, "positions are not contiguous"
         assert share.start + share.num_tokens <= request.num_tokens
         for position in range(share.start, share.start + share.num_tokens):
-            self.slots[self._slot(request, position)] = self._content(request, position)
+            before = self.slots.get(self._slot(request, position - 1), b"nothing") if position else b""
+            self.slots[self._slot(request, position)] = _content(before, request, position)
 
     def _result(self, share: ScheduledRequest, error: str | None) -> SampledRequest:
         request = share.request
         if error is not None:
             return SampledRequest(error=error)
         end = share.start + share.num_tokens
-        for position in range(end):
-            if self.slots.get(self._slot(request, position)) != self._content(request, position):
+        for position, content in enumerate(self._expected(request, end)):
+            if self.slots.get(self._slot(request, position)) != content:
                 return SampledRequest(token_ids=[self._garbage(request)] if share.samples else [])
         assert share.samples == (end == request.num_tokens)
         prompt_logprobs = None
@@ -109,9 +112,16 @@ class FakeRunner:
     def _slot(self, request: Request, position: int) -> int:
         return request.block_table[position // self.block_size] * self.block_size + position % self.block_size
 
-    def _content(self, request: Request, position: int) -> tuple[int, bytes]:
-        seen = repr((request.token_ids[: position + 1], request.value.cache_salt)).encode()
-        return position, hashlib.blake2b(seen, digest_size=16).digest()
+    def _expected(self, request: Request, num_tokens: int) -> list[bytes]:
+        contents = self._contents.setdefault(request, [])
+        for position in range(len(contents), num_tokens):
+            contents.append(_content(contents[-1] if contents else b"", request, position))
+        return contents[:num_tokens]
+
+
+def _content(before: bytes, request: Request, position: int) -> bytes:
+    seen = repr((before, position, request.token_ids[position], request.value.cache_salt)).encode()
+    return hashlib.blake2b(seen, digest_size=16).digest()
 
 
 def prompt_logprob(token_ids: Sequence[int], position: int) -> TokenLogprob:

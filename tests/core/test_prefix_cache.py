@@ -65,6 +65,17 @@ def test_generated_tokens_are_found_by_the_next_turn() -> None:
     assert engine.last["turn2"].num_cached_tokens == 40  # of 32 + 9: the last token of turn 1 was never computed
 
 
+def test_the_end_of_a_prefix_is_evicted_before_its_start() -> None:
+    engine = FakeEngine(num_blocks=10)
+    engine.add(make_request("r", PREFIX, max_tokens=1))
+    engine.run()
+    engine.add(make_request("other", range(200, 216), max_tokens=1))  # takes the 2 empty blocks and 2 of the prefix
+    engine.run()
+    engine.add(make_request("again", PREFIX, max_tokens=1))
+    engine.run()
+    assert engine.last["again"].num_cached_tokens == 24
+
+
 def test_another_salt_sees_nothing() -> None:
     engine = FakeEngine()
     requests = [make_request(str(salt), PREFIX, cache_salt=salt) for salt in (None, "alice", "bob")]

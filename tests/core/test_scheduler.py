@@ -250,6 +250,24 @@ def test_what_fits_exactly_is_taken_and_finishes() -> None:
     assert_right_tokens(engine, [request])
 
 
+def test_a_prompt_that_fills_the_whole_pool_is_let_in_when_nothing_runs() -> None:
+    engine = FakeEngine(num_blocks=16)
+    requests = [make_request(f"r{i}", prompt(i, 64), max_tokens=1) for i in range(2)]
+    engine.add(*requests)
+    engine.run()
+    assert_right_tokens(engine, requests)
+
+
+def test_admission_leaves_running_requests_room_to_grow() -> None:
+    engine = FakeEngine(num_blocks=128, max_num_batched_tokens=1000, max_num_seqs=8, max_model_len=600)
+    engine.add(*(make_request(f"r{i}", prompt(i, 164), max_tokens=5) for i in range(3)))  # 41 blocks, then 42
+    engine.add(make_request("fits, but for the reserve", prompt(9, 13), max_tokens=9))  # 4 of the 5 that are left
+    engine.step()
+    assert len(engine.scheduler.running) == 3
+    engine.run()
+    assert engine.core.stats().num_preemptions == 0
+
+
 def test_a_request_may_ask_for_more_tokens_than_the_context_leaves() -> None:
     engine = FakeEngine(max_model_len=20)
     engine.add(make_request("r", prompt(1, 15), max_tokens=1000))
@@ -336,7 +354,7 @@ def test_after_the_last_abort_one_more_step_tells_that_all_is_free() -> None:
 def test_a_request_past_its_deadline_ends_with_a_clear_error_and_frees_all_it_held(place: str) -> None:
     engine = FakeEngine(max_num_seqs=1)
     now = engine.clock.time
-    late = make_request("late", prompt(1, 9), 100, arrival_time=now, deadline=now + 1.5)
+    late = make_request("late", prompt(1, 9), 100, arrival_time=now - 1, deadline=now + 1.5)
     other = make_request("other", prompt(2, 9), 3, arrival_time=now, deadline=now + 100)
     engine.add(*((late, other) if place == "running" else (other, late)))
     engine.step()
@@ -345,7 +363,7 @@ def test_a_request_past_its_deadline_ends_with_a_clear_error_and_frees_all_it_he
     (ended,) = (output for output in outputs.outputs if output.request_id == "late")
     assert ended.finish_reason is FinishReason.ERROR
     assert ended.error is not None
-    assert ended.error.startswith(f"timed out: not finished 1.5 s after it arrived ({place}")
+    assert ended.error.startswith(f"timed out: not finished 2.5 s after it arrived ({place}")
     engine.run()
     assert engine.tokens["other"] == continuation(other)
     assert_idle(engine)
