@@ -257,8 +257,8 @@ class Scheduler:
         """Account for a computed step: tokens appended, finished requests freed, one output for each that has news.
 
         A request that failed may not have written its KV. Whoever was admitted in this very step on the promise that it
-        would is preempted, and computes for itself. (Whoever shares more with such a one shares the doubtful blocks too:
-        a prefix is shared from its start.)
+        would is preempted, and computes for itself. (Whoever shares more with such a one shares the doubtful blocks,
+        too: a prefix is shared from its start.)
         """
         outputs: list[EngineCoreOutput] = []
         doubtful: set[int] = set()  # ids of blocks that a failed request was to write in this step
