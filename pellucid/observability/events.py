@@ -68,6 +68,8 @@ class RequestScheduled(msgspec.Struct, frozen=True, kw_only=True, tag="scheduled
 
 
 class RequestPreempted(msgspec.Struct, frozen=True, kw_only=True, tag="preempted"):
+    """A running request gave its blocks back and waits again, at the head of the queue."""
+
     request_id: str
     time: float
     num_computed_tokens: int  # thrown away, to be recomputed
@@ -123,6 +125,8 @@ class TokenSampled(msgspec.Struct, frozen=True, kw_only=True, tag="token_sampled
 
 
 class StepCompleted(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+    """A step is computed and accounted for, and how long each part took."""
+
     step: int
     time: float  # at its start
     num_reqs: int
@@ -182,12 +186,16 @@ class BlockWithdrawn(msgspec.Struct, frozen=True, kw_only=True, tag="block_withd
 
 
 class EngineStarted(msgspec.Struct, frozen=True, kw_only=True, tag="engine_started"):
+    """An engine process can take requests; load_s since it was launched."""
+
     time: float
     num_restarts: int
     load_s: float
 
 
 class EngineDied(msgspec.Struct, frozen=True, kw_only=True, tag="engine_died"):
+    """An engine process is gone; num_in_flight requests will be replayed."""
+
     time: float
     reason: str
     num_in_flight: int
