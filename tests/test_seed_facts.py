@@ -134,7 +134,7 @@ def test_7_step_count() -> None:
 
 def test_8_state_machine() -> None:
     engine = FakeEngine(num_blocks=6, block_size=4, max_num_seqs=2)
-    engine.add(*(make_request(name, [i] * 7, max_tokens=12) for i, name in enumerate(["old", "new", "waits"])))
+    engine.add(make_request("old", [1] * 7, 12), make_request("new", [2] * 7, 12), make_request("waits", [3] * 3, 2))
     requests = dict(engine.scheduler.requests)
     seen: dict[str, list[RequestStatus]] = {name: [request.status] for name, request in requests.items()}
     preempted: list[str] = []
