@@ -128,5 +128,5 @@ class KVCacheManager:
             )
         for block_id in reversed(request.block_table):
             self.pool.release(self.pool.blocks[block_id])
-        request.block_table = []
+        request.block_table = []  # a new list: by that, whoever keeps a copy of a table knows that it is over
         request.num_computed_tokens = 0

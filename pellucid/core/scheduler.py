@@ -68,7 +68,8 @@ class Scheduler:
         self._monotonic = monotonic
         self._num_arrived = 0
         self._deadlines: RemovableHeap[Request] = RemovableHeap()
-        self._finished_request_ids: list[str] = []
+        self._finished_request_ids: list[str] = []  # for the runner, with the next step
+        self._preempted: list[Request] = []
         self._num_scheduled_tokens = 0
         self._did_not_fit: tuple[Request | None, int, int] = (None, 0, 0)  # who, at which num_releases, needing what
 
@@ -136,10 +137,10 @@ class Scheduler:
         The blocks of all scheduled tokens are in the requests' tables; num_computed_tokens moves in update_from_output.
         """
         scheduled: list[ScheduledRequest] = []
-        preempted: list[Request] = []
-        budget = self._schedule_running(scheduled, preempted)
+        num_preemptions = self.num_preemptions
+        budget = self._schedule_running(scheduled)
         if self.waiting:
-            if preempted:
+            if self.num_preemptions > num_preemptions:
                 self._hold_back("preemption")  # whoever just gave way would be let in again at once
             else:
                 budget = self._admit_waiting(scheduled, budget)
@@ -148,11 +149,12 @@ class Scheduler:
             return SchedulerOutput(self.step, (), 0)
         self.step += 1
         finished, self._finished_request_ids = self._finished_request_ids, []
+        preempted, self._preempted = self._preempted, []
         output = SchedulerOutput(self.step, scheduled, self._num_scheduled_tokens, preempted, finished)
         self._log.scheduled(output, len(self.waiting), self.kv.num_free_blocks)
         return output
 
-    def _schedule_running(self, scheduled: list[ScheduledRequest], preempted: list[Request]) -> int:
+    def _schedule_running(self, scheduled: list[ScheduledRequest]) -> int:
         """First those that need one token, then the unfinished prompts; returns what is left of the token budget.
 
         A long prompt must not stop everybody's stream for the steps it takes. The unfinished ones hold the blocks of
@@ -169,7 +171,7 @@ class Scheduler:
             if end - start > 1:
                 unfinished.append(request)
             else:
-                if end > len(request.block_table) * block_size and not self._make_room(request, end, preempted):
+                if end > len(request.block_table) * block_size and not self._make_room(request, end):
                     break  # it gave way itself: it was the last
                 if not end % block_size:
                     kv.cache_blocks(request, end)
@@ -228,12 +230,11 @@ class Scheduler:
         head, free, reserved = self.waiting.peek(), self.kv.num_free_blocks, self._num_reserved_blocks()
         self._log.held_back(head, self.step + 1, limited_by, needed_blocks, free, reserved)
 
-    def _make_room(self, request: Request, num_tokens: int, preempted: list[Request]) -> bool:
+    def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Grow the request's table, at the cost of the last in order; False when that was the request itself."""
         while not self.kv.allocate_slots(request, num_tokens):
             victim = self.running[-1]
             self._preempt(victim, request)
-            preempted.append(victim)
             if victim is request:
                 return False
         return True
@@ -246,6 +247,7 @@ class Scheduler:
         request.status = RequestStatus.PREEMPTED
         request.num_preemptions += 1
         self.num_preemptions += 1
+        self._preempted.append(request)
         self.waiting.push((request.priority, 0, request.order[1]), request)
 
     def _leave_running(self, request: Request) -> None:

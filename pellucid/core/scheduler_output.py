@@ -25,13 +25,17 @@ class ScheduledRequest(msgspec.Struct, frozen=True):  # not a dataclass: hundred
 
 @dataclass(frozen=True)
 class SchedulerOutput:
-    """step: counted from 1. requests: in batch order."""
+    """step: counted from 1. requests: in batch order.
+
+    preempted, finished_request_ids: since the last step. The runner may drop what it keeps for them, before it looks at
+    `requests`: a preempted request may be among these again.
+    """
 
     step: int
     requests: Sequence[ScheduledRequest]
     num_tokens: int
     preempted: Sequence[Request] = ()
-    finished_request_ids: Sequence[str] = ()  # since the last step: the runner may drop what it keeps for them
+    finished_request_ids: Sequence[str] = ()
 
     def __bool__(self) -> bool:
         return bool(self.requests)

@@ -66,12 +66,18 @@ class FakeRunner:
     writes_before_failing: bool = True
     slots: dict[int, bytes] = field(default_factory=dict)
     steps: list[list[tuple[str, int, int]]] = field(default_factory=list)  # (request id, start, num_tokens)
+    _tables: dict[str, list[int]] = field(default_factory=dict)  # copies, as a runner keeps that only appends to them
     _contents: dict[Request, list[bytes]] = field(default_factory=dict)  # what should stand at each position
 
     def execute(self, scheduled: SchedulerOutput) -> RunnerOutput:
         if self.before_step:
             self.before_step(scheduled)
         self.steps.append([(share.request.request_id, share.start, share.num_tokens) for share in scheduled.requests])
+        for request_id in (*scheduled.finished_request_ids, *(gone.request_id for gone in scheduled.preempted)):
+            self._tables.pop(request_id, None)
+        for share in scheduled.requests:
+            table = self._tables.setdefault(share.request.request_id, [])
+            table += share.request.block_table[len(table) :]
         assert scheduled.num_tokens == sum(share.num_tokens for share in scheduled.requests)
         failures = [self.fail(share) if self.fail else None for share in scheduled.requests]
         for share, error in zip(scheduled.requests, failures, strict=True):  # every key is written before any is read
@@ -110,7 +116,9 @@ class FakeRunner:
         return (self.sample(request) + 1) % VOCAB_SIZE
 
     def _slot(self, request: Request, position: int) -> int:
-        return request.block_table[position // self.block_size] * self.block_size + position % self.block_size
+        return (
+            self._tables[request.request_id][position // self.block_size] * self.block_size + position % self.block_size
+        )
 
     def _expected(self, request: Request, num_tokens: int) -> list[bytes]:
         contents = self._contents.setdefault(request, [])
