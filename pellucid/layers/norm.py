@@ -15,9 +15,7 @@ class RMSNorm:
     plus_one: the checkpoint stores w - 1 (Gemma). scale: a constant multiplied into w.
     """
 
-    def __init__(
-        self, kernels: Kernels, size: int, eps: float, plus_one: bool = False, scale: float = 1.0
-    ) -> None:
+    def __init__(self, kernels: Kernels, size: int, eps: float, plus_one: bool = False, scale: float = 1.0) -> None:
         self._kernels = kernels
         self._size = size
         self.eps = eps

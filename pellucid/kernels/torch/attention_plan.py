@@ -66,9 +66,7 @@ class ItemGroup:
         ]
         last_tiles = [item.last_position // KEY_TILE for item in self._items]
         for tile in range(min(first_tiles), last_tiles[0] + 1):
-            seeing = [
-                index for index in range(len(self._items)) if first_tiles[index] <= tile <= last_tiles[index]
-            ]
+            seeing = [index for index in range(len(self._items)) if first_tiles[index] <= tile <= last_tiles[index]]
             if seeing:
                 yield tile, slice(seeing[0], seeing[-1] + 1)
 
