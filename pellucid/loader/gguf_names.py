@@ -16,15 +16,15 @@ _COMMON = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
     "ffn_gate": "mlp.gate_proj",
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_QK_NORM = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _PRE_NORM = {**_COMMON, "ffn_norm": "post_attention_layernorm"}
 _SANDWICH = {
     **_COMMON,
+    **_QK_NORM,
     "post_attention_norm": "post_attention_layernorm",
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
@@ -32,7 +32,7 @@ _SANDWICH = {
 _IN_LAYER: Mapping[str, Mapping[str, str]] = {
     "llama": _PRE_NORM,
     "qwen2": _PRE_NORM,
-    "qwen3": _PRE_NORM,
+    "qwen3": {**_PRE_NORM, **_QK_NORM},
     "gemma3": _SANDWICH,
 }
 _BLOCK = re.compile(r"blk\.(\d{1,4})\.([a-z_]+)\.(weight|bias)")

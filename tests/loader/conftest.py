@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import gguf
 import pytest
 
 from pellucid.loader.resolve import ModelFiles, resolve_model
@@ -25,6 +26,12 @@ def gemma3() -> ModelFiles:
 @pytest.fixture(scope="session", params=[SMOLLM2, GEMMA3])
 def real_model(request: pytest.FixtureRequest) -> ModelFiles:
     return resolve_model(request.param)
+
+
+@pytest.fixture(scope="session")
+def real_reader(real_model: ModelFiles) -> gguf.GGUFReader:
+    """The same file as the gguf package reads it (which takes seconds)."""
+    return gguf.GGUFReader(real_model.gguf)
 
 
 @pytest.fixture

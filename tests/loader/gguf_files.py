@@ -1,4 +1,4 @@
-"""Small GGUF files for tests: whole ones by the gguf package, and ones written byte by byte that no writer would write."""
+"""Small GGUF files: whole ones by the gguf package, and ones written byte by byte that no writer would write."""
 
 from __future__ import annotations
 

@@ -36,9 +36,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return path.read_bytes()
 
 
-def test_real_files_read_as_the_gguf_package_reads_them(real_model: ModelFiles) -> None:
+def test_real_files_read_as_the_gguf_package_reads_them(real_model: ModelFiles, real_reader: gguf.GGUFReader) -> None:
     assert real_model.gguf is not None
-    ours, theirs = GGUFFile(real_model.gguf), gguf.GGUFReader(real_model.gguf)
+    ours, theirs = GGUFFile(real_model.gguf), real_reader
     assert list(ours.tensors) == [t.name for t in theirs.tensors]
     for t in theirs.tensors:
         info = ours.tensors[t.name]
@@ -132,8 +132,7 @@ def read(path: Path, content: bytes) -> bool:
         file = GGUFFile(path)
         for info in file.tensors.values():
             assert file.raw(info).nbytes == info.num_bytes
-    except GGUFError as error:
-        assert len(str(error)) < 2000
+    except GGUFError:
         return False
     finally:
         peak = tracemalloc.get_traced_memory()[1]
