@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -18,6 +21,8 @@ from pellucid.loader.resolve import resolve_model
 from pellucid.server.options import ServerOptions
 
 MIB = 1024 * 1024
+
+Result = TypeVar("Result")
 
 
 def served_names(config: EngineConfig) -> tuple[str, frozenset[str]]:
@@ -54,13 +59,13 @@ async def load_llm(config: EngineConfig, options: ServerOptions, show: Callable[
         return resolve_model(config.model, local_files_only=config.local_files_only, on_progress=on_progress)
 
     show(f"looking for {config.model}")
-    files = await loop.run_in_executor(None, resolve)
+    files = await _on_a_daemon(resolve)
     # everything is here now: the engine finds it without the network, and both sides read the same files
     client = SubprocessEngineClient(msgspec.structs.replace(config, local_files_only=True))
     await client.start()
     try:
         show("loading the tokenizer")
-        text = await loop.run_in_executor(None, load_model_text, files)
+        text = await _on_a_daemon(lambda: load_model_text(files))
     except BaseException:
         await client.shutdown()
         raise
@@ -72,3 +77,26 @@ async def load_llm(config: EngineConfig, options: ServerOptions, show: Callable[
         request_timeout_s=options.request_timeout_s,
         default_seed=config.seed,
     )
+
+
+async def _on_a_daemon(work: Callable[[], Result]) -> Result:
+    """Run it on a thread that nobody waits for: a signal during a long download ends the server at once."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Result] = loop.create_future()
+
+    def settle(call: Callable[[Any], None], value: Any) -> None:
+        if not done.done():
+            call(value)
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            outcome: tuple[Callable[[Any], None], Any] = (done.set_exception, error)
+        else:
+            outcome = (done.set_result, result)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the server has ended meanwhile
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, name="pellucid-loading", daemon=True).start()
+    return await done

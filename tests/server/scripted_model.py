@@ -35,7 +35,7 @@ SAY = b"say "
 TEMPLATE = (
     "{% for m in messages %}"
     "{% if m.content == 'refuse' %}{{ raise_exception('no such talk') }}{% endif %}"
-    "{{ m.content }}{% if not loop.last %}\n{% endif %}{% endfor %}"
+    "{{ m.content }}{% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}"
 )
 
 

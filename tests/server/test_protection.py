@@ -1,4 +1,4 @@
-"""What a hostile or careless client can't do: get in without a key, hold memory, hold a connection, write to the log."""
+"""What a hostile or careless client can not do: get in without a key, hold memory or a connection, write to the log."""
 
 from __future__ import annotations
 
