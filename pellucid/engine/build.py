@@ -79,6 +79,7 @@ def build_engine_core(config: EngineConfig, on_progress: OnProgress) -> tuple[En
 
 def load_model_parts(config: EngineConfig, on_progress: OnProgress) -> LoadedModel:
     """All of an engine that takes long to load: raises as build_engine_core does."""
+    _check_counts(config)
     progress = _Progress(on_progress)
     progress("finding the model")
     files = resolve_model(config.model, local_files_only=config.local_files_only, on_progress=progress.of_download)
@@ -88,6 +89,14 @@ def load_model_parts(config: EngineConfig, on_progress: OnProgress) -> LoadedMod
     processors = _load_processors(config, files)
     model = _load_model(config, files, model_config, choice.kernels, progress)
     return LoadedModel(config, files, model, choice, processors)
+
+
+def _check_counts(config: EngineConfig) -> None:
+    counts = ("max_num_seqs", "max_num_batched_tokens", "block_size", "num_kv_blocks", "kv_cache_memory", "num_threads")
+    for name in counts:
+        value = getattr(config, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name}={value}: must be at least 1")
 
 
 class _Progress:
@@ -111,8 +120,6 @@ def _select_kernels(config: EngineConfig, model_config: ModelConfig) -> KernelCh
     from pellucid.runner.machine import choose_device, choose_dtype
 
     if config.num_threads is not None:
-        if config.num_threads < 1:
-            raise ValueError(f"num_threads={config.num_threads}: at least 1 is needed")
         torch.set_num_threads(config.num_threads)
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, model_config.torch_dtype, device)
@@ -267,7 +274,7 @@ class LoadedModel:
         batches = BatchBuilder(
             block_size=plan.block_size,
             max_num_tokens=self.step_tokens,
-            max_num_reqs=config.max_num_seqs,
+            max_num_reqs=min(config.max_num_seqs, self.step_tokens, plan.num_blocks),  # each has a token and a block
             max_model_len=plan.max_model_len,
             device=self.kernels.device,
         )
