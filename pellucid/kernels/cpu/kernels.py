@@ -142,6 +142,12 @@ class CpuKernels(Kernels):
         shape = AttentionShape(num_heads, scale, sliding_window or 0, softcap or 0.0)
         return self._operations.paged_attention(q, kv_cache, batch, shape)
 
+    # beside the interface ------------------------------------------------------------------------------------------
+
+    def vocabulary_passes(self) -> Any:
+        """pellucid_native.Vocabulary on these kernels' threads: see pellucid.sampling.native_vocabulary."""
+        return self._native.Vocabulary(self._executor)
+
     # whole step ----------------------------------------------------------------------------------------------------
 
     def compile_forward(self, forward: ForwardFunction, max_num_tokens: int, max_num_reqs: int) -> ForwardFunction:
