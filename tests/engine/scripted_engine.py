@@ -28,7 +28,7 @@ KILLS_ENGINE = 900  # a prompt that begins with it kills the process in each ste
 RAISES_IN_STEP = 901
 HANGS_IN_STEP = 902
 REFUSED = 903
-VOCAB_SIZE = 256
+VOCAB_SIZE = 1000
 NUM_BLOCKS = 1000
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +26,7 @@ def cut_whole(text: str, stops: list[str], include: bool, min_end: int = 0) -> t
 
 def chunked(text: str, cuts: list[int]) -> list[str]:
     edges = sorted({0, len(text), *(c % (len(text) + 1) for c in cuts)})
-    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    return [text[a:b] for a, b in pairwise(edges)]
 
 
 @given(texts, stop_lists, st.lists(st.integers(0, 40)), st.booleans())

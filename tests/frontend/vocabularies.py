@@ -14,7 +14,7 @@ def byte_level() -> Tokenizer:
     """Every byte, the parts of an emoji, some words with and without their space; special tokens after them."""
     spelled = {byte: char for char, byte in BYTE_OF_CHARACTER.items()}
     texts = [bytes([b]) for b in range(256)]
-    texts += ["he".encode(), "llo".encode(), " wor".encode(), "ld".encode(), "😀".encode()[:2], "😀".encode()[2:]]
+    texts += [b"he", b"llo", b" wor", b"ld", "😀".encode()[:2], "😀".encode()[2:]]
     texts += ["é".encode(), "é".encode() + "€".encode()[:1], "€".encode()[1:] + b"a"]
     vocab = {"".join(spelled[b] for b in text): i for i, text in enumerate(texts)}
     backend = Backend(models.BPE(vocab=vocab, merges=[]))

@@ -1,0 +1,8 @@
+"""The scripted engine of tests/engine serves here too."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parent.parent / "engine"))
