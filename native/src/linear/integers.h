@@ -199,7 +199,8 @@ PELLUCID_INLINE float half_to_float(uint16_t half) {
     std::memcpy(&value, &bits, sizeof value);
     return value;
 }
-PELLUCID_INLINE Vec load_halves(const uint16_t* p) {
+// Not inlined: these loops would be unrolled wherever they appear, for nothing.
+[[maybe_unused]] __attribute__((noinline)) static Vec load_halves(const uint16_t* p) {
     Vec a;
     for (int i = 0; i < kLanes; ++i) a.v[i] = half_to_float(p[i]);
     return a;
@@ -214,21 +215,24 @@ PELLUCID_INLINE Vec load_signed(const int8_t* p) {
     for (int i = 0; i < kLanes; ++i) a.v[i] = p[i];
     return a;
 }
+typedef int16_t Words32 __attribute__((vector_size(64)));
+typedef uint16_t UnsignedWords32 __attribute__((vector_size(64)));
+
+// The two 16-bit halves of every lane, added.
+PELLUCID_INLINE Ints16 sum_of_halves(Words32 a) { return (((Ints16)a << 16) >> 16) + ((Ints16)a >> 16); }
+
+// A product of a byte and a signed byte (never -128) fits 16 bits: 255 * 127 = 32385.
 PELLUCID_INLINE Ints dot4(Ints sums, Bytes weights, int32_t activations) {
-    int8_t x[4];
-    std::memcpy(x, &activations, sizeof x);
-    for (int i = 0; i < kLanes; ++i)
-        for (int j = 0; j < 4; ++j) sums.v[i] += weights.v[4 * i + j] * x[j];
-    return sums;
+    const Words32 x = (Words32)(Ints16{} + activations);
+    const Words32 even = (Words32)((UnsignedWords32)weights.v & 255) * ((x << 8) >> 8);
+    const Words32 odd = (Words32)((UnsignedWords32)weights.v >> 8) * (x >> 8);
+    return {sums.v + sum_of_halves(even) + sum_of_halves(odd)};
 }
+PELLUCID_INLINE Vec low_bf16(Ints16 pairs) { return {(Floats16)(pairs << 16)}; }
+PELLUCID_INLINE Vec high_bf16(Ints16 pairs) { return {(Floats16)(pairs & static_cast<int32_t>(0xffff0000u))}; }
 PELLUCID_INLINE Vec dot2_bf16(Vec sums, Bytes weights, uint32_t activations) {
-    uint16_t pairs[2 * kLanes], x[2 * kLanes];
-    std::memcpy(pairs, &weights.v, sizeof pairs);
-    for (int i = 0; i < kLanes; ++i) std::memcpy(x + 2 * i, &activations, sizeof activations);
-    Vec even, odd, even_x, odd_x;
-    load_bf16_pairs(pairs, even, odd);
-    load_bf16_pairs(x, even_x, odd_x);
-    return fma(odd, odd_x, fma(even, even_x, sums));
+    const Ints16 w = (Ints16)weights.v, x = Ints16{} + static_cast<int32_t>(activations);
+    return fma(high_bf16(w), high_bf16(x), fma(low_bf16(w), low_bf16(x), sums));
 }
 template <int distance>
 PELLUCID_INLINE Vec swap_lanes(Vec a) {
