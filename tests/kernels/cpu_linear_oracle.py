@@ -76,17 +76,17 @@ def rotate(x: np.ndarray) -> np.ndarray:
     return padded * x.dtype.type(0.125)
 
 
-def quantize_rows(x: np.ndarray, group: int) -> np.ndarray:
-    """x rounded to int8 with one scale for every `group` elements, as float64, by the kernels' float32 arithmetic."""
+def quantize_rows(x: np.ndarray, group: int, largest_code: int = 127) -> np.ndarray:
+    """x rounded to integers with one scale for every `group` elements, as float64, by the kernels' float32 arithmetic."""
     rows, columns = x.shape
     padded = np.zeros((rows, -(-columns // group) * group), np.float32)
     padded[:, :columns] = x
     groups = padded.reshape(rows, -1, group)
     largest = np.abs(groups).max(-1, keepdims=True)
     with np.errstate(divide="ignore"):
-        inverse = np.where(largest > 0, np.float32(127) / largest, np.float32(0)).astype(np.float32)
+        inverse = np.where(largest > 0, np.float32(largest_code) / largest, np.float32(0)).astype(np.float32)
     codes = np.rint(groups * inverse).astype(np.float64)
-    scales = (largest / np.float32(127)).astype(np.float64)
+    scales = (largest / np.float32(largest_code)).astype(np.float64)
     return (codes * scales).reshape(rows, -1)[:, :columns]
 
 
@@ -111,7 +111,8 @@ def expected(x: np.ndarray, weights: np.ndarray, packed_format: str) -> tuple[np
             size = size + 4 * 4 * steps / TOLERANCE
         return rows @ rotated_weights.T, size
     else:
-        rows = quantize_rows(x, 32)
+        # a checkpoint's own formats are multiplied with activations of 15 bits, our own int4 with 8
+        rows = quantize_rows(x, 32, 127 if packed_format == "int4" else 127 * 128)
         # scale * code and minimum are summed apart: their size is that of the group's largest weight
         padded = np.zeros((weights.shape[0], -(-weights.shape[1] // 32) * 32))
         padded[:, : weights.shape[1]] = np.abs(weights)

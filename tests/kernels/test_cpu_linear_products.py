@@ -18,7 +18,7 @@ PACKINGS = [
     ("f16", "", "bf16"),
     ("bf16", "int8", "int8"),
     ("q6_k", "int8", "int8"),
-    ("bf16", "int4", "q4_1"),
+    ("bf16", "int4", "int4"),
     *((format, "", format) for format in oracle.GGUF_FORMATS),
 ]
 

@@ -39,9 +39,9 @@ double time_linear(const std::vector<const PackedMatrix*>& layers, int64_t num_r
     const double begin = seconds();
     pool.run([&](const ThreadPool::Team& team) {
         for (const PackedMatrix* layer : layers) {
-            team.for_each(num_rows, [&](int64_t row) {
+            for (int64_t row = num_rows * team.thread / team.num_threads;
+                 row < num_rows * (team.thread + 1) / team.num_threads; ++row)
                 layer->prepare_row(reinterpret_cast<const float*>(x.data()), row, prepared.data());
-            });
             team.barrier();
             const int64_t panels = layer->num_panels(), block = layer->row_block();
             for (int64_t row = 0; row < num_rows; row += block)

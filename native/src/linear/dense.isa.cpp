@@ -23,14 +23,16 @@ struct FloatKernel {
     const Tile& tile;
 
     template <int R>
-    void rows(int64_t first) const {
+    void rows(int64_t first, int64_t tile_index, int64_t tiles) const {
         const float* weights = reinterpret_cast<const float*>(panel);
         const std::byte* x = tile.rows + first * tile.row_stride;
         Vec sums[R][2];
         PELLUCID_UNROLL
         for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = zero();
         RowCursor<R> cursor(x, tile.row_stride);
+        Prefetch next = Prefetch(panel + k * 128, k * 128).share(tile_index, tiles, k);
         for (int64_t i = 0; i < k; ++i) {
+            next.step();
             const Vec w0 = load(weights + i * kPanelColumns), w1 = load(weights + i * kPanelColumns + kLanes);
             PELLUCID_UNROLL
             for (int r = 0; r < R; ++r) {
@@ -50,14 +52,16 @@ struct Bf16Kernel {
     const Tile& tile;
 
     template <int R>
-    void rows(int64_t first) const {
+    void rows(int64_t first, int64_t tile_index, int64_t tiles) const {
         const uint8_t* weights = reinterpret_cast<const uint8_t*>(panel);
         const std::byte* x = tile.rows + first * tile.row_stride;
         Vec sums[R][2];
         PELLUCID_UNROLL
         for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = zero();
         RowCursor<R> cursor(x, tile.row_stride);
+        Prefetch next = Prefetch(panel + k / 2 * 128, k / 2 * 128).share(tile_index, tiles, k / 2);
         for (int64_t i = 0; i < k / 2; ++i) {
+            next.step();
             const Bytes w0 = load_bytes(weights + i * 128), w1 = load_bytes(weights + i * 128 + 64);
             PELLUCID_UNROLL
             for (int r = 0; r < R; ++r) {
@@ -77,7 +81,7 @@ struct Int8Kernel {
     const Tile& tile;
 
     template <int R>
-    void rows(int64_t first) const {
+    void rows(int64_t first, int64_t tile_index, int64_t tiles) const {
         const uint8_t* weights = reinterpret_cast<const uint8_t*>(panel);
         const std::byte* x = tile.rows + first * tile.row_stride;
         Ints sums[R][2];
@@ -87,7 +91,9 @@ struct Int8Kernel {
             sums[r][0] = sums[r][1] = splat_int(128 * minus_sum);
         }
         RowCursor<R> cursor(x, tile.row_stride);
+        Prefetch next = Prefetch(panel + k / 4 * 128, k / 4 * 128).share(tile_index, tiles, k / 4);
         for (int64_t i = 0; i < k / 4; ++i) {
+            next.step();
             const Bytes w0 = load_bytes(weights + i * 128), w1 = load_bytes(weights + i * 128 + 64);
             PELLUCID_UNROLL
             for (int r = 0; r < R; ++r) {

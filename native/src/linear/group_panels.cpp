@@ -10,12 +10,13 @@ namespace {
 
 class GroupPanels : public PanelMatrix {
   public:
-    GroupPanels(int64_t rows, int64_t columns, GroupFormat format)
-        : PanelMatrix(rows, columns, static_cast<size_t>(GroupLayout(format).panel_bytes(GroupedRow(columns).groups))),
+    // fine: multiplied with 15-bit activations.
+    GroupPanels(int64_t rows, int64_t columns, GroupFormat format, bool fine)
+        : PanelMatrix(rows, columns, static_cast<size_t>(GroupLayout(format).panel_bytes(GroupedRow(columns, fine).groups))),
           format_(format),
           traits_(group_traits(format)),
           layout_(format),
-          row_(columns) {}
+          row_(columns, fine) {}
 
     // read(row, where) gives the numbers of a row.
     template <typename Read>
@@ -33,8 +34,8 @@ class GroupPanels : public PanelMatrix {
         });
     }
 
-    RowForm row_form() const override { return RowForm::int8_groups; }
-    const char* format() const override { return traits_.name; }
+    RowForm row_form() const override { return row_.fine ? RowForm::int15_groups : RowForm::int8_groups; }
+    const char* format() const override { return row_.fine ? traits_.name : "int4"; }
     void multiply(const LinearKernels& kernels, int64_t i, const Tile& tile) const override {
         kernels.multiply_groups(panel(i), format_, row_, tile);
     }
@@ -134,14 +135,14 @@ class GroupPanels : public PanelMatrix {
 }  // namespace
 
 std::unique_ptr<PanelMatrix> pack_groups(const SourceRows& source, GroupFormat format, ThreadPool& pool) {
-    auto matrix = std::make_unique<GroupPanels>(source.rows(), source.columns(), format);
+    auto matrix = std::make_unique<GroupPanels>(source.rows(), source.columns(), format, true);
     matrix->fill(pool, [&](int, int64_t row, GroupRow& out) { source.read(row, out); });
     return matrix;
 }
 
 std::unique_ptr<PanelMatrix> pack_int4(const SourceRows& source, ThreadPool& pool) {
-    auto matrix = std::make_unique<GroupPanels>(source.rows(), source.columns(), GroupFormat::q4_1);
-    const int64_t groups = GroupedRow(source.columns()).groups;
+    auto matrix = std::make_unique<GroupPanels>(source.rows(), source.columns(), GroupFormat::q4_1, false);
+    const int64_t groups = GroupedRow(source.columns(), false).groups;
     std::vector<std::vector<float>> rows(static_cast<size_t>(pool.num_threads()),
                                          std::vector<float>(static_cast<size_t>(groups * kGroup)));
     matrix->fill(pool, [&](int thread, int64_t row, GroupRow& out) {

@@ -1,4 +1,5 @@
-// Panels of weights with a scale for every group of 32 or 16 elements, activations in int8 with a scale for every 32.
+// Panels of weights with a scale for every group of 32 or 16 elements, activations in int8, or in 15 bits as two
+// int8, with a scale for every 32.
 //
 // A super-block of the panel (256 elements of k) is unpacked once, codes to bytes and scales to float32, into a buffer
 // that stays in L1, and then serves all rows of the tile. Per output element: exact int32 sums inside a group, one chain of
@@ -10,6 +11,12 @@ namespace PELLUCID_ISA {
 namespace {
 
 constexpr int64_t kStepsPerGroup = kGroup / 4;
+#if defined(PELLUCID_AVX512) || defined(PELLUCID_AVX2)
+#define PELLUCID_STEP PELLUCID_INLINE_MEMBER
+#else
+#define PELLUCID_STEP __attribute__((noinline))  // unrolled 512 times over, lane by lane, it would compile for minutes
+#endif
+
 constexpr int64_t kMaxTileRows = 128;  // rows of float sums kept beside one panel
 
 // A super-block ready for use. codes: `code_stride` bytes a group, [2 column halves][8 steps][64].
@@ -101,18 +108,34 @@ PELLUCID_INLINE void unpack(const std::byte* super, int groups, Unpacked& out) {
     }
 }
 
-// Adds one super-block's part to the sums of R rows.
-template <GroupFormat format>
+// Adds one super-block's part to the sums of R rows. fine: activations of 15 bits; the products with the high halves are
+// shifted before those with the low ones are added, all in the same exact int32.
+template <GroupFormat format, bool fine>
 struct GroupKernel {
     const Unpacked& weights;
     const GroupedRow& layout;
     const Tile& tile;
     int64_t first_group;
     int groups;
+    Prefetch next;  // the next super-block
     float (*sums)[kPanelColumns];
 
+    // Four elements of k: of the activations at `offset` behind the cursor.
     template <int R>
-    void rows(int64_t first) const {
+    static PELLUCID_STEP void add_products(Ints (&dots)[R][2], const uint8_t* codes, int step,
+                                                    const RowCursor<R>& activations, int offset) {
+        const Bytes w0 = load_bytes(codes + 64 * step);
+        const Bytes w1 = load_bytes(codes + 64 * (kStepsPerGroup + step));
+        PELLUCID_UNROLL
+        for (int r = 0; r < R; ++r) {
+            const int32_t a = activations.template at<int32_t>(r, offset + 4 * step);
+            dots[r][0] = dot4(dots[r][0], w0, a);
+            dots[r][1] = dot4(dots[r][1], w1, a);
+        }
+    }
+
+    template <int R>
+    void rows(int64_t first, int64_t tile_index, int64_t tiles) const {
         constexpr GroupTraits traits = group_traits(format);
         constexpr bool has_min = traits.offset_log2 < 0;
         constexpr bool halved = traits.scales == GroupScales::super_half;
@@ -131,6 +154,7 @@ struct GroupKernel {
             total[r][1] = load(sums[first + r] + kLanes);
         }
         const uint8_t* codes = weights.codes;
+        Prefetch fetch = next.share(tile_index, tiles, groups * kStepsPerGroup);
         for (int g = 0; g < groups; ++g) {
             Vec scaled[R][2];
             PELLUCID_UNROLL
@@ -138,23 +162,25 @@ struct GroupKernel {
                 Ints dots[R][2];
                 PELLUCID_UNROLL
                 for (int r = 0; r < R; ++r) {
-                    Ints start = splat_int(0);
+                    dots[r][0] = dots[r][1] = splat_int(0);
+                }
+                if constexpr (fine) {
+                    PELLUCID_UNROLL
+                    for (int s = 0; s < steps; ++s) add_products<R>(dots, codes, part * steps + s, codes_of, 0);
+                }
+                PELLUCID_UNROLL
+                for (int r = 0; r < R; ++r) {
+                    Ints offset = splat_int(0);
                     if constexpr (!has_min)
-                        start = shift_left<has_min ? 0 : traits.offset_log2>(
+                        offset = shift_left<has_min ? 0 : traits.offset_log2>(
                             splat_int(sum_of.template at<int32_t>(r, 4 * part)));
-                    dots[r][0] = dots[r][1] = start;
+                    dots[r][0] = (fine ? shift_left<7>(dots[r][0]) : dots[r][0]) + offset;
+                    dots[r][1] = (fine ? shift_left<7>(dots[r][1]) : dots[r][1]) + offset;
                 }
                 PELLUCID_UNROLL
                 for (int s = 0; s < steps; ++s) {
-                    const int step = part * steps + s;
-                    const Bytes w0 = load_bytes(codes + 64 * step);
-                    const Bytes w1 = load_bytes(codes + 64 * (kStepsPerGroup + step));
-                    PELLUCID_UNROLL
-                    for (int r = 0; r < R; ++r) {
-                        const int32_t a = codes_of.template at<int32_t>(r, 4 * step);
-                        dots[r][0] = dot4(dots[r][0], w0, a);
-                        dots[r][1] = dot4(dots[r][1], w1, a);
-                    }
+                    if constexpr (R > 2) fetch.step();  // one or two rows never make the stream pause
+                    add_products<R>(dots, codes, part * steps + s, codes_of, fine ? static_cast<int>(layout.lows) : 0);
                 }
                 const Vec s0 = load(weights.scales[g][part]), s1 = load(weights.scales[g][part] + kLanes);
                 PELLUCID_UNROLL
@@ -191,15 +217,9 @@ struct GroupKernel {
     }
 };
 
-#if defined(PELLUCID_AVX512)
-constexpr int kMaxGroupRows = 6;
-#elif defined(PELLUCID_AVX2)
-constexpr int kMaxGroupRows = 1;
-#else
-constexpr int kMaxGroupRows = 2;
-#endif
+constexpr int kMaxGroupRows = 4;
 
-template <GroupFormat format>
+template <GroupFormat format, bool fine>
 void multiply(const std::byte* panel, const GroupedRow& layout, const Tile& whole) {
     constexpr GroupLayout stream(format);
     Unpacked weights;
@@ -215,10 +235,11 @@ void multiply(const std::byte* panel, const GroupedRow& layout, const Tile& whol
         for (int64_t group = 0; group < layout.groups; group += kGroupsPerSuper) {
             const int64_t rest = layout.groups - group;
             const int groups = static_cast<int>(rest < kGroupsPerSuper ? rest : kGroupsPerSuper);
+            const int64_t num_bytes = stream.super_bytes + groups * stream.group_bytes;
             unpack<format>(super, groups, weights);
             for_row_tiles<kMaxGroupRows>(tile.num_rows,
-                                         GroupKernel<format>{weights, layout, tile, group, groups, sums});
-            super += stream.super_bytes + groups * stream.group_bytes;
+                                         GroupKernel<format, fine>{weights, layout, tile, group, groups, {super + num_bytes, num_bytes}, sums});
+            super += num_bytes;
         }
         finish_rows(tile, 0, static_cast<int>(tile.num_rows), sums[0]);
     }
@@ -227,15 +248,16 @@ void multiply(const std::byte* panel, const GroupedRow& layout, const Tile& whol
 }  // namespace
 
 void multiply_groups(const std::byte* panel, GroupFormat format, const GroupedRow& layout, const Tile& tile) {
+    if (!layout.fine) return multiply<GroupFormat::q4_1, false>(panel, layout, tile);  // what int4 packs
     switch (format) {
-        case GroupFormat::q4_0: return multiply<GroupFormat::q4_0>(panel, layout, tile);
-        case GroupFormat::q4_1: return multiply<GroupFormat::q4_1>(panel, layout, tile);
-        case GroupFormat::q5_0: return multiply<GroupFormat::q5_0>(panel, layout, tile);
-        case GroupFormat::q5_1: return multiply<GroupFormat::q5_1>(panel, layout, tile);
-        case GroupFormat::q8_0: return multiply<GroupFormat::q8_0>(panel, layout, tile);
-        case GroupFormat::q4_k: return multiply<GroupFormat::q4_k>(panel, layout, tile);
-        case GroupFormat::q5_k: return multiply<GroupFormat::q5_k>(panel, layout, tile);
-        case GroupFormat::q6_k: return multiply<GroupFormat::q6_k>(panel, layout, tile);
+        case GroupFormat::q4_0: return multiply<GroupFormat::q4_0, true>(panel, layout, tile);
+        case GroupFormat::q4_1: return multiply<GroupFormat::q4_1, true>(panel, layout, tile);
+        case GroupFormat::q5_0: return multiply<GroupFormat::q5_0, true>(panel, layout, tile);
+        case GroupFormat::q5_1: return multiply<GroupFormat::q5_1, true>(panel, layout, tile);
+        case GroupFormat::q8_0: return multiply<GroupFormat::q8_0, true>(panel, layout, tile);
+        case GroupFormat::q4_k: return multiply<GroupFormat::q4_k, true>(panel, layout, tile);
+        case GroupFormat::q5_k: return multiply<GroupFormat::q5_k, true>(panel, layout, tile);
+        case GroupFormat::q6_k: return multiply<GroupFormat::q6_k, true>(panel, layout, tile);
     }
 }
 

@@ -15,7 +15,7 @@ size_t row_form_bytes(RowForm form, int64_t columns) {
         case RowForm::f32: return round_up(static_cast<size_t>(columns) * 4, 64);
         case RowForm::bf16: return round_up(static_cast<size_t>(columns) * 2, 64);
         case RowForm::int8_rotated: return RotatedRow(columns).num_bytes;
-        default: return GroupedRow(columns).num_bytes;
+        default: return GroupedRow(columns, form == RowForm::int15_groups).num_bytes;
     }
 }
 
@@ -74,7 +74,8 @@ class StackedMatrix : public PackedMatrix {
             switch (form) {
                 case RowForm::f32: kernels_.to_f32(x, in_features, to + offset); break;
                 case RowForm::bf16: kernels_.to_bf16(x, in_features, to + offset); break;
-                case RowForm::int8_groups: kernels_.to_int8_groups(x, in_features, to + offset); break;
+                case RowForm::int8_groups: kernels_.to_int_groups(x, in_features, false, to + offset); break;
+                case RowForm::int15_groups: kernels_.to_int_groups(x, in_features, true, to + offset); break;
                 case RowForm::int8_rotated: {
                     static thread_local Buffer scratch;
                     scratch.reserve(static_cast<size_t>(RotatedRow(in_features).padded) * sizeof(float));

@@ -34,7 +34,16 @@ void rotate_block(Vec v[4]) {
 
 
 // The largest int8 is 127, so that the codes are symmetric; 0 for a row of zeros.
-float inverse_scale(float largest) { return largest > 0 ? 127.0f / largest : 0.0f; }
+float inverse_scale(float largest, float largest_code = 127.0f) { return largest > 0 ? largest_code / largest : 0.0f; }
+
+constexpr float kLargestFine = 127.0f * 128.0f;  // a 15-bit integer: 128 * high + low, low in [-64, 64)
+
+// 16 integers of at most kLargestFine as two int8 each. Exact: floats hold them.
+void store_fine(int8_t* high, int8_t* low, Vec integers) {
+    const Vec upper = round(integers * splat(1.0f / 128.0f));
+    store_int8(high, upper);
+    store_int8(low, integers - upper * splat(128.0f));
+}
 
 }  // namespace
 
@@ -76,8 +85,9 @@ void to_int8_rotated(const float* x, int64_t columns, std::byte* row, float* rot
     std::memcpy(row + layout.padded + 4, &minus_sum, sizeof minus_sum);
 }
 
-void to_int8_groups(const float* x, int64_t columns, std::byte* row) {
-    const GroupedRow layout(columns);
+void to_int_groups(const float* x, int64_t columns, bool fine, std::byte* row) {
+    const GroupedRow layout(columns, fine);
+    const float largest_code = fine ? kLargestFine : 127.0f;
     int8_t* out = reinterpret_cast<int8_t*>(row);
     float* scales = reinterpret_cast<float*>(row + layout.scales);
     float* scaled_sums = reinterpret_cast<float*>(row + layout.scaled_sums);
@@ -87,13 +97,18 @@ void to_int8_groups(const float* x, int64_t columns, std::byte* row) {
         const int64_t i = g * kGroup;
         const Vec a = load_padded(x, i, columns), b = load_padded(x, i + kLanes, columns);
         const float range = reduce_max(max(abs(a), abs(b)));
-        const Vec inverse = splat(inverse_scale(range));
+        const Vec inverse = splat(inverse_scale(range, largest_code));
         const Vec first = round(a * inverse), second = round(b * inverse);
-        store_int8(out + i, first);
-        store_int8(out + i + kLanes, second);
+        if (fine) {
+            store_fine(out + i, out + layout.lows + i, first);
+            store_fine(out + i + kLanes, out + layout.lows + i + kLanes, second);
+        } else {
+            store_int8(out + i, first);
+            store_int8(out + i + kLanes, second);
+        }
         const int32_t first_sum = static_cast<int32_t>(reduce_add(first));
         const int32_t second_sum = static_cast<int32_t>(reduce_add(second));
-        scales[g] = range / 127.0f;
+        scales[g] = range / largest_code;
         scaled_sums[g] = scales[g] * static_cast<float>(first_sum + second_sum);
         sums[g] = -(first_sum + second_sum);
         half_sums[2 * g] = -first_sum;

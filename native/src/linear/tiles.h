@@ -66,8 +66,32 @@ class RowCursor {
     size_t stride_;
 };
 
-// Calls kernel.rows<R>(first_row) for all rows, R at most max_rows (<= 12) and as even as can be: 13 rows are 7 + 6, not
-// 12 + 1. No result depends on R.
+// Asks for memory that the next panel will need while the rows of this one are being multiplied: the hardware's own
+// prefetching stops where the stream pauses. Each of the tiles of rows takes an equal share of `num_bytes`.
+class Prefetch {
+  public:
+    Prefetch(const std::byte* data, int64_t num_bytes) : data_(data), num_bytes_(num_bytes) {}
+
+    // What tile `tile` of `tiles` fetches, in `steps` steps.
+    Prefetch share(int64_t tile, int64_t tiles, int64_t steps) const {
+        Prefetch mine(data_ + num_bytes_ * tile / tiles, num_bytes_ / tiles);
+        mine.stride_ = mine.num_bytes_ / steps;
+        return mine;
+    }
+    PELLUCID_INLINE_MEMBER void step() {
+        __builtin_prefetch(data_, 0, 2);
+        if (stride_ > 64) __builtin_prefetch(data_ + 64, 0, 2);
+        data_ += stride_;
+    }
+
+  private:
+    const std::byte* data_;
+    int64_t num_bytes_;
+    int64_t stride_ = 0;
+};
+
+// Calls kernel.rows<R>(first_row, tile, tiles) for all rows, R at most max_rows (<= 12) and as even as can be: 13 rows are
+// 7 + 6, not 12 + 1. No result depends on R.
 template <int max_rows, typename Kernel>
 void for_row_tiles(int64_t num_rows, const Kernel& kernel) {
     const int64_t tiles = (num_rows + max_rows - 1) / max_rows;
@@ -75,18 +99,18 @@ void for_row_tiles(int64_t num_rows, const Kernel& kernel) {
     for (int64_t i = 0; i < tiles; ++i) {
         const int64_t end = num_rows * (i + 1) / tiles;
         switch (end - row) {
-            case 1: kernel.template rows<1>(row); break;
-            case 2: if constexpr (max_rows >= 2) kernel.template rows<2>(row); break;
-            case 3: if constexpr (max_rows >= 3) kernel.template rows<3>(row); break;
-            case 4: if constexpr (max_rows >= 4) kernel.template rows<4>(row); break;
-            case 5: if constexpr (max_rows >= 5) kernel.template rows<5>(row); break;
-            case 6: if constexpr (max_rows >= 6) kernel.template rows<6>(row); break;
-            case 7: if constexpr (max_rows >= 7) kernel.template rows<7>(row); break;
-            case 8: if constexpr (max_rows >= 8) kernel.template rows<8>(row); break;
-            case 9: if constexpr (max_rows >= 9) kernel.template rows<9>(row); break;
-            case 10: if constexpr (max_rows >= 10) kernel.template rows<10>(row); break;
-            case 11: if constexpr (max_rows >= 11) kernel.template rows<11>(row); break;
-            default: if constexpr (max_rows >= 12) kernel.template rows<12>(row); break;
+            case 1: if constexpr (max_rows >= 1) kernel.template rows<1>(row, i, tiles); break;
+            case 2: if constexpr (max_rows >= 2) kernel.template rows<2>(row, i, tiles); break;
+            case 3: if constexpr (max_rows >= 3) kernel.template rows<3>(row, i, tiles); break;
+            case 4: if constexpr (max_rows >= 4) kernel.template rows<4>(row, i, tiles); break;
+            case 5: if constexpr (max_rows >= 5) kernel.template rows<5>(row, i, tiles); break;
+            case 6: if constexpr (max_rows >= 6) kernel.template rows<6>(row, i, tiles); break;
+            case 7: if constexpr (max_rows >= 7) kernel.template rows<7>(row, i, tiles); break;
+            case 8: if constexpr (max_rows >= 8) kernel.template rows<8>(row, i, tiles); break;
+            case 9: if constexpr (max_rows >= 9) kernel.template rows<9>(row, i, tiles); break;
+            case 10: if constexpr (max_rows >= 10) kernel.template rows<10>(row, i, tiles); break;
+            case 11: if constexpr (max_rows >= 11) kernel.template rows<11>(row, i, tiles); break;
+            default: if constexpr (max_rows >= 12) kernel.template rows<12>(row, i, tiles); break;
         }
         row = end;
     }
