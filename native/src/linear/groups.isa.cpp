@@ -11,12 +11,6 @@ namespace PELLUCID_ISA {
 namespace {
 
 constexpr int64_t kStepsPerGroup = kGroup / 4;
-#if defined(PELLUCID_AVX512) || defined(PELLUCID_AVX2)
-#define PELLUCID_STEP PELLUCID_INLINE_MEMBER
-#else
-#define PELLUCID_STEP __attribute__((noinline))  // unrolled 512 times over, lane by lane, it would compile for minutes
-#endif
-
 constexpr int64_t kMaxTileRows = 128;  // rows of float sums kept beside one panel
 
 // A super-block ready for use. codes: `code_stride` bytes a group, [2 column halves][8 steps][64].
@@ -122,7 +116,7 @@ struct GroupKernel {
 
     // Four elements of k: of the activations at `offset` behind the cursor.
     template <int R>
-    static PELLUCID_STEP void add_products(Ints (&dots)[R][2], const uint8_t* codes, int step,
+    static PELLUCID_INLINE_MEMBER void add_products(Ints (&dots)[R][2], const uint8_t* codes, int step,
                                                     const RowCursor<R>& activations, int offset) {
         const Bytes w0 = load_bytes(codes + 64 * step);
         const Bytes w1 = load_bytes(codes + 64 * (kStepsPerGroup + step));
@@ -217,7 +211,13 @@ struct GroupKernel {
     }
 };
 
-constexpr int kMaxGroupRows = 4;
+#if defined(PELLUCID_AVX512)
+constexpr int kMaxGroupRows = 6;  // of a row: two vectors of exact and two of float sums
+#elif defined(PELLUCID_AVX2)
+constexpr int kMaxGroupRows = 4;  // these do not all fit the registers, but weights are loaded half as often as with 2
+#else
+constexpr int kMaxGroupRows = 1;
+#endif
 
 template <GroupFormat format, bool fine>
 void multiply(const std::byte* panel, const GroupedRow& layout, const Tile& whole) {

@@ -120,7 +120,7 @@ void for_row_tiles(int64_t num_rows, const Kernel& kernel) {
 #if defined(PELLUCID_AVX512)
 constexpr int kMaxRows = 12;
 #elif defined(PELLUCID_AVX2)
-constexpr int kMaxRows = 2;
+constexpr int kMaxRows = 3;
 #else
 constexpr int kMaxRows = 4;
 #endif
