@@ -3,9 +3,9 @@
     python benchmarks/linear.py [--models smollm2,qwen3] [--formats bf16,int8,q4_0] [--rows 1,8,32,512] [--threads 2]
 
 Random weights; the layers run one after another as in a step, without attention, norms or Python between them. The LM
-head counts for at most 32 rows, as in serving. "read" is the share of the read bandwidth, "peak" that of the peak of the
-format's dot products; the larger of the two says how far from the limit a row is. Peaks move while others use the machine:
-they are measured again beside every format.
+head counts for at most 32 rows, as in serving. "read" is the share of the read bandwidth, "peak" that of the peak of
+the format's dot products; the larger of the two says how far from the limit a row is. Peaks move while others use the
+machine: they are measured again beside every row.
 """
 
 from __future__ import annotations

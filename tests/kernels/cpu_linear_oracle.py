@@ -77,7 +77,7 @@ def rotate(x: np.ndarray) -> np.ndarray:
 
 
 def quantize_rows(x: np.ndarray, group: int, largest_code: int = 127) -> np.ndarray:
-    """x rounded to integers with one scale for every `group` elements, as float64, by the kernels' float32 arithmetic."""
+    """x rounded to integers, one scale for every `group` elements, as float64, by the kernels' float32 arithmetic."""
     rows, columns = x.shape
     padded = np.zeros((rows, -(-columns // group) * group), np.float32)
     padded[:, :columns] = x

@@ -74,6 +74,17 @@ def test_packing_does_not_depend_on_the_number_of_threads(pool):
         )
 
 
+def test_quantised_weights_are_the_same_on_every_instruction_set(pool):
+    source = oracle.make_source("bf16", 64, 576)
+    for quantization in ("int8", "int4"):
+        packed = [
+            oracle.dequantize(native.pack_matrix([source.part], None, quantization, isa, pool), pool)
+            for isa in native.available_isas()
+        ]
+        for other in packed[1:]:
+            np.testing.assert_array_equal(other, packed[0])
+
+
 def test_refusals_name_the_value(pool):
     source = oracle.make_source("q4_k", 4, 512)
     with pytest.raises(ValueError, match="q3_k"):

@@ -158,3 +158,18 @@ def test_bias_softcap_and_residual_are_separate_rounded_steps(quantization, isa,
     in_place = residual.copy()
     matrix.apply(x, in_place, in_place, 0.0, pool)
     np.testing.assert_array_equal(in_place, (plain + bias) + residual)
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize(("format", "quantization", "packed_format"), PACKINGS)
+@pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
+def test_a_poisoned_activation_shows_in_its_row_and_nowhere_else(
+    format, quantization, packed_format, poison, isa, pool
+):
+    matrix = pack(oracle.make_source(format, 64, 512), quantization, isa, pool)
+    x = oracle.make_rows(4, 512)
+    clean = oracle.apply(matrix, x, pool)
+    x[2, 301] = poison
+    poisoned = oracle.apply(matrix, x, pool)
+    assert not np.isfinite(poisoned[2]).any()
+    np.testing.assert_array_equal(np.delete(poisoned, 2, 0), np.delete(clean, 2, 0))

@@ -3,7 +3,6 @@
 #include <vector>
 
 #include "linear/panels.h"
-#include "linear/quantize.h"
 
 namespace pellucid {
 namespace {
@@ -140,7 +139,7 @@ std::unique_ptr<PanelMatrix> pack_groups(const SourceRows& source, GroupFormat f
     return matrix;
 }
 
-std::unique_ptr<PanelMatrix> pack_int4(const SourceRows& source, ThreadPool& pool) {
+std::unique_ptr<PanelMatrix> pack_int4(const SourceRows& source, const LinearKernels& kernels, ThreadPool& pool) {
     auto matrix = std::make_unique<GroupPanels>(source.rows(), source.columns(), GroupFormat::q4_1, false);
     const int64_t groups = GroupedRow(source.columns(), false).groups;
     std::vector<std::vector<float>> rows(static_cast<size_t>(pool.num_threads()),
@@ -148,8 +147,15 @@ std::unique_ptr<PanelMatrix> pack_int4(const SourceRows& source, ThreadPool& poo
     matrix->fill(pool, [&](int thread, int64_t row, GroupRow& out) {
         float* values = rows[static_cast<size_t>(thread)].data();
         source.read(row, values);  // what lies past the columns stays zero
-        for (int64_t group = 0; group < groups; ++group)
-            quantize_group_4(values + group * kGroup, out.codes.data() + group * kGroup, out.scale[group], out.minimum[group]);
+        for (int64_t group = 0; group < groups; ++group) {
+            const float* weights = values + group * kGroup;
+            float scale = 0.0f, minimum = 0.0f;
+            kernels.fit_int4(weights, &scale, &minimum);
+            out.scale[group] = float_to_half(scale);
+            out.minimum[group] = float_to_half(minimum);
+            kernels.assign_int4(weights, half_to_float(out.scale[group]), half_to_float(out.minimum[group]),
+                                out.codes.data() + group * kGroup);
+        }
     });
     return matrix;
 }

@@ -79,6 +79,10 @@ struct LinearKernels {
     void (*to_int8_rotated)(const float* x, int64_t columns, std::byte* row, float* rotate_scratch);
     void (*to_int_groups)(const float* x, int64_t columns, bool fine, std::byte* row);
 
+    // The line scale * code + minimum, codes 0..15, with little squared error for 32 weights; and the codes for a line.
+    void (*fit_int4)(const float* weights, float* scale, float* minimum);
+    void (*assign_int4)(const float* weights, float scale, float minimum, uint8_t* codes);
+
     // One panel, k elements long (already padded as the row form is).
     void (*multiply_f32)(const std::byte* panel, int64_t k, const Tile& tile);
     void (*multiply_bf16)(const std::byte* panel, int64_t k, const Tile& tile);

@@ -145,12 +145,13 @@ std::string target_format(const MatrixPart& part, const std::string& quantizatio
     return part.format;
 }
 
-std::unique_ptr<PanelMatrix> pack_as(const std::string& format, const std::vector<MatrixPart>& parts, ThreadPool& pool) {
+std::unique_ptr<PanelMatrix> pack_as(const std::string& format, const std::vector<MatrixPart>& parts, Isa isa,
+                                     ThreadPool& pool) {
     const SourceRows source(parts);
     GroupFormat group_format;
     if (find_group_format(format, group_format)) return pack_groups(source, group_format, pool);
     if (format == "int8") return pack_int8(source, pool);
-    if (format == "int4") return pack_int4(source, pool);
+    if (format == "int4") return pack_int4(source, linear_kernels(isa), pool);
     if (format == "bf16") return pack_bf16(source, pool);
     return pack_f32(source, pool);
 }
@@ -167,7 +168,7 @@ std::unique_ptr<PackedMatrix> pack_matrix(const std::vector<MatrixPart>& parts, 
         const std::string format = target_format(parts[i], quantization);
         std::vector<MatrixPart> run;
         while (i < parts.size() && target_format(parts[i], quantization) == format) run.push_back(parts[i++]);
-        matrices.push_back(pack_as(format, run, pool));
+        matrices.push_back(pack_as(format, run, isa, pool));
     }
     return std::make_unique<StackedMatrix>(std::move(matrices), all.rows(), all.columns(), bias, isa);
 }

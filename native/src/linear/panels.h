@@ -46,6 +46,6 @@ std::unique_ptr<PanelMatrix> pack_int8(const SourceRows& source, ThreadPool& poo
 // All rows of `source` are stored in `format` and keep their numbers.
 std::unique_ptr<PanelMatrix> pack_groups(const SourceRows& source, GroupFormat format, ThreadPool& pool);
 // Quantises to 4 bits, groups of 32 with scale and minimum (the numbers of q4_1).
-std::unique_ptr<PanelMatrix> pack_int4(const SourceRows& source, ThreadPool& pool);
+std::unique_ptr<PanelMatrix> pack_int4(const SourceRows& source, const LinearKernels& kernels, ThreadPool& pool);
 
 }  // namespace pellucid

@@ -45,6 +45,12 @@ void store_fine(int8_t* high, int8_t* low, Vec integers) {
     store_int8(low, integers - upper * splat(128.0f));
 }
 
+// NaN and infinities do not survive as integers. The sum of the rounded values is NaN then: it makes the scale NaN, and with
+// it the row's whole result, for the runner to see. Otherwise 0.
+float poison(float sum_of_rounded) { return 0.0f * sum_of_rounded; }
+
+int32_t to_int(float sum_of_rounded) { return sum_of_rounded == sum_of_rounded ? static_cast<int32_t>(sum_of_rounded) : 0; }
+
 }  // namespace
 
 void to_f32(const float* x, int64_t columns, std::byte* row) {
@@ -79,8 +85,9 @@ void to_int8_rotated(const float* x, int64_t columns, std::byte* row, float* rot
         sums = sums + rounded;
         store_int8(out + i, rounded);
     }
-    const float scale = range / 127.0f;
-    const int32_t minus_sum = -static_cast<int32_t>(reduce_add(sums));
+    const float sum = reduce_add(sums);
+    const float scale = range / 127.0f + poison(sum);
+    const int32_t minus_sum = -to_int(sum);
     std::memcpy(row + layout.padded, &scale, sizeof scale);
     std::memcpy(row + layout.padded + 4, &minus_sum, sizeof minus_sum);
 }
@@ -106,9 +113,9 @@ void to_int_groups(const float* x, int64_t columns, bool fine, std::byte* row) {
             store_int8(out + i, first);
             store_int8(out + i + kLanes, second);
         }
-        const int32_t first_sum = static_cast<int32_t>(reduce_add(first));
-        const int32_t second_sum = static_cast<int32_t>(reduce_add(second));
-        scales[g] = range / largest_code;
+        const float first_total = reduce_add(first), second_total = reduce_add(second);
+        const int32_t first_sum = to_int(first_total), second_sum = to_int(second_total);
+        scales[g] = range / largest_code + poison(first_total + second_total);
         scaled_sums[g] = scales[g] * static_cast<float>(first_sum + second_sum);
         sums[g] = -(first_sum + second_sum);
         half_sums[2 * g] = -first_sum;
