@@ -8,10 +8,9 @@ import sys
 import time
 from dataclasses import asdict, dataclass
 
-from pellucid.llm import LLM
-
 from pellucid.bench.workloads import random_prompts
 from pellucid.frontend.outputs import RequestOutput
+from pellucid.llm import LLM
 from pellucid.sampling.params import SamplingParams
 
 
