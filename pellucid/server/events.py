@@ -17,8 +17,8 @@ DONE = b"data: [DONE]\n\n"
 class ChunkWriter:
     """A dialect gives `choices`: the JSON of the choice of each chunk that an output makes.
 
-    head: the fields that every chunk repeats (id, object, created, model). Where usage is asked for, every chunk has the
-    key and only the last one, without choices, fills it.
+    head: the fields that every chunk repeats (id, object, created, model). Where usage is asked for, every chunk has
+    the key and only the last one, without choices, fills it.
     """
 
     def __init__(self, generation: Generation, head: dict[str, Any], *, include_usage: bool) -> None:

@@ -22,7 +22,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     write_timeout_s: float = 30.0  # a client that takes no byte for so long is let go
     body_timeout_s: float = 30.0  # a request must be here this long after its first byte, or after the last part of it
     ping_interval_s: float = 15.0  # a stream that is silent for so long gets a comment, so that proxies keep it open
-    max_body_bytes: int = 32 * MIB
+    max_body_bytes: int = 16 * MIB
     max_header_bytes: int = 64 * 1024
     max_json_depth: int = 64
     access_log: bool = False  # one line of JSON a request on stderr, without content

@@ -30,6 +30,7 @@ _KINDS: dict[str, str] = {
     "model_type": "an object",
     "model_attributes_type": "an object",
     "none_required": "null",
+    "wrong_type": "something else",  # ours: its context says what is wanted
 }
 
 
@@ -109,9 +110,18 @@ def _place(error: Any, value: Any) -> tuple[str | int, ...]:
         elif isinstance(value, list) and isinstance(step, int) and step < len(value):
             place.append(step)
             value = value[step]
+    context = error.get("ctx", {})
     if error["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        place.append(error["ctx"]["discriminator"].strip("'"))
-    return tuple(place)
+        place.append(context["discriminator"].strip("'"))
+    return (*place, *context.get("place", ()))
+
+
+def _input(error: Any) -> Any:
+    """The value that is wrong."""
+    value = error["input"]
+    for step in error.get("ctx", {}).get("place", ()):
+        value = value[step]
+    return value
 
 
 def _param(place: tuple[str | int, ...]) -> str | None:
@@ -136,9 +146,9 @@ def _kind_of(value: Any) -> str:
 
 
 def _wrong_type(errors: Sequence[Any], param: str | None) -> ApiError:
-    expected = list(dict.fromkeys(_KINDS[error["type"]] for error in errors))
+    expected = list(dict.fromkeys(error.get("ctx", {}).get("wanted") or _KINDS[error["type"]] for error in errors))
     wanted = expected[0] if len(expected) == 1 else f"one of {', '.join(expected[:-1])} or {expected[-1]}"
-    got = _kind_of(errors[0]["input"])
+    got = _kind_of(_input(errors[0]))
     if param is None:
         return invalid(f"Invalid type for the request body: expected {wanted}, but got {got} instead.",
                        code="invalid_type")  # fmt: skip
@@ -172,7 +182,7 @@ def _as_json(value: Any) -> str:
 
 def _bound(relation: str, key: str, side: str) -> Callable[[Any, str | None], ApiError]:
     def convert(error: Any, param: str | None) -> ApiError:
-        limit, got = error["ctx"][key], error["input"]
+        limit, got = error["ctx"][key], _input(error)
         kind = "integer" if isinstance(got, int) and isinstance(limit, int) else "decimal"
         message = (
             f"Invalid '{param}': {kind} {side} {'minimum' if side == 'below' else 'maximum'} value. "
@@ -185,7 +195,7 @@ def _bound(relation: str, key: str, side: str) -> Callable[[Any, str | None], Ap
 
 
 def _too_short(error: Any, param: str | None) -> ApiError:
-    limit, what = error["ctx"]["min_length"], "string" if isinstance(error["input"], str) else "array"
+    limit, what = error["ctx"]["min_length"], "string" if isinstance(_input(error), str) else "array"
     message = (
         f"Invalid '{param}': empty {what}. Expected {_a(what)} with minimum length {limit}, "
         f"but got an empty {what} instead."

@@ -30,7 +30,19 @@ def scripted(_scripted: RunningServer) -> Iterator[RunningServer]:
 @pytest.fixture(scope="session")
 def _smollm2() -> Iterator[RunningServer]:
     """`pellucid serve` on a real model."""
-    command = [sys.executable, "-m", "pellucid", "serve", MODEL, "--port", "0", "--max-model-len", "2048"]
+    command = [
+        sys.executable,
+        "-m",
+        "pellucid",
+        "serve",
+        MODEL,
+        "--port",
+        "0",
+        "--max-model-len",
+        "2048",
+        "--kernels",
+        "torch",
+    ]
     server = RunningServer(command)
     try:
         yield server.wait_ready()

@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 HERE = Path(__file__).parent
 START_TIMEOUT_S = 120
+COMMON = ("model_name", "engine")
 
 
 class RunningServer:
@@ -77,11 +78,10 @@ class RunningServer:
         """Sample name, with the labels that tell samples apart, to value."""
         text = self.client.get("/metrics").raise_for_status().text
         return {
-            sample.name + "".join(f"{{{k}={v}}}" for k, v in sample.labels.items() if k not in ("model_name", "engine")):
-            sample.value
+            sample.name + "".join(f"{{{k}={v}}}" for k, v in sample.labels.items() if k not in COMMON): sample.value
             for family in text_string_to_metric_families(text)
             for sample in family.samples
-        }  # fmt: skip
+        }
 
     def wait_idle(self, timeout_s: float = 2.0) -> None:
         """Nothing runs, nothing waits, every block is free: what must be so after whatever a client did."""

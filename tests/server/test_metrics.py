@@ -27,12 +27,21 @@ HISTOGRAMS = {
     "request_params_n": None,
     "request_params_max_tokens": None,
 }
-SAMPLES = """
-    num_requests_running num_requests_waiting kv_cache_usage_perc
-    prompt_tokens_total generation_tokens_total num_preemptions_total prefix_cache_queries_total prefix_cache_hits_total
-    prompt_tokens_cached_total request_success_total{finished_reason=stop} request_success_total{finished_reason=length}
-    request_success_total{finished_reason=abort} admission_rejections_total{reason=queue_full}
-""".split()
+SAMPLES = [
+    "num_requests_running",
+    "num_requests_waiting",
+    "kv_cache_usage_perc",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "num_preemptions_total",
+    "prefix_cache_queries_total",
+    "prefix_cache_hits_total",
+    "prompt_tokens_cached_total",
+    "request_success_total{finished_reason=stop}",
+    "request_success_total{finished_reason=length}",
+    "request_success_total{finished_reason=abort}",
+    "admission_rejections_total{reason=queue_full}",
+]
 
 
 def test_every_name_and_bucket_is_there(scripted: RunningServer) -> None:

@@ -13,6 +13,8 @@ from pellucid.server.schemas.completions import CompletionRequest
 from pellucid.server.schemas.tokenization import TokenizeRequest
 from pellucid.server.validation import parse_body
 
+# ruff: noqa: E501
+
 CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
@@ -40,7 +42,7 @@ def user(content: Any) -> dict[str, Any]:
         ({**CHAT, "messages": [{"role": "bad", "content": "x"}]}, "invalid_value", "messages[0].role"),
         ({**CHAT, "messages": [{"content": "x"}]}, "missing_required_parameter", "messages[0].role"),
         ({**CHAT, "messages": [{"role": "user"}]}, "missing_required_parameter", "messages[0].content"),
-        ({**CHAT, "messages": [{"role": "tool", "content": "x"}]}, "missing_required_parameter", "messages[0].tool_call_id"),
+        ({**CHAT, "messages": [{"role": "tool", "content": ""}]}, "missing_required_parameter", "messages[0].tool_call_id"),
         (user(5), "invalid_type", "messages[0].content"),
         (user(None), "invalid_type", "messages[0].content"),
         (user([{"type": "image_url", "image_url": {"url": "x"}}]), "invalid_value", "messages[0].content[0].type"),

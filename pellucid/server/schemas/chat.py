@@ -87,10 +87,15 @@ Message = Annotated[
 ]
 
 
+MAX_MESSAGES = 16384
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
 class ChatPrompt(StrictModel):
     """The part of a request that becomes the prompt; /tokenize takes it too."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Messages
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: JsonObject | None = Field(

@@ -9,12 +9,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pellucid.server.schemas.prompts import TokenIds
+
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 4
 MAX_LOGPROBS = 20
 INT64_MAX = 2**63 - 1
-
-TokenId = Annotated[int, Field(ge=0)]
 
 
 class StrictModel(BaseModel):
@@ -48,10 +48,10 @@ class SamplingFields(StrictModel):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
-    allowed_token_ids: list[TokenId] | None = None
+    allowed_token_ids: TokenIds | None = None
     bad_words: list[str] | None = None
     skip_special_tokens: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None

@@ -6,27 +6,13 @@ from typing import Annotated
 
 from pydantic import Field
 
-from pellucid.server.schemas.common import (
-    MAX_LOGPROBS,
-    ClientFields,
-    SamplingFields,
-    StreamFields,
-    TokenId,
-)
-
-MAX_PROMPTS = 2048
-
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+from pellucid.server.schemas.common import MAX_LOGPROBS, ClientFields, SamplingFields, StreamFields
+from pellucid.server.schemas.prompts import Prompt, Prompts
 
 
 class CompletionRequest(SamplingFields, StreamFields, ClientFields):
     model: str
-    prompt: (
-        str
-        | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
-        | TokenIds
-        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
-    )
+    prompt: Prompts
     suffix: str | None = Field(None, json_schema_extra={"maxLength": 0})
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
@@ -35,6 +21,6 @@ class CompletionRequest(SamplingFields, StreamFields, ClientFields):
 
 
 class GenerateRequest(SamplingFields, StreamFields):
-    prompt: str | TokenIds
+    prompt: Prompt
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None

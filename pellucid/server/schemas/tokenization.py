@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field, model_validator
+from pydantic import model_validator
 from pydantic_core import PydanticCustomError
 
-from pellucid.server.schemas.chat import ChatPrompt, Message
-from pellucid.server.schemas.common import JsonObject, StrictModel, TokenId
+from pellucid.server.schemas.chat import ChatPrompt, Messages
+from pellucid.server.schemas.common import JsonObject, StrictModel
+from pellucid.server.schemas.prompts import TokenIds
 
 
 class TokenizeRequest(StrictModel):
@@ -17,7 +16,7 @@ class TokenizeRequest(StrictModel):
     model: str | None = None
     prompt: str | None = None
     add_special_tokens: bool | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: JsonObject | None = None
@@ -47,4 +46,4 @@ class TokenizeRequest(StrictModel):
 
 class DetokenizeRequest(StrictModel):
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: TokenIds
