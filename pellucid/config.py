@@ -12,7 +12,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: str | None = None
     device: str = "auto"
     dtype: str = "auto"
-    quantization: str | None = None  # int8 | int4 at load; GGUF files keep their own
+    quantization: str | None = None  # int8 | int4 at load; None keeps what the file has, also GGUF blocks
     kv_cache_dtype: str = "auto"
     kernels: str = "auto"  # auto | torch | cpu
     max_model_len: int | None = None

@@ -54,10 +54,14 @@ _ENGINE_OPTIONS: list[tuple[str, Any, Any]] = [
     ("dtype", _option(str, "auto, float32, bfloat16 or float16."), "auto"),
     (
         "quantization",
-        _option(str | None, "int8 or int4: quantise the weights at load. GGUF files keep their own."),
+        _option(str | None, "int8 or int4: quantise the weights at load. Default: as the file has them."),
         None,
     ),
-    ("kv_cache_dtype", _option(str, "auto, bf16, f32 or int8."), "auto"),
+    (
+        "kv_cache_dtype",
+        _option(str, "auto (as dtype), bf16, f16, f32 or int8; not every kernel has all of them."),
+        "auto",
+    ),
     ("kernels", _option(str, "auto, cpu (the native ones) or torch (the reference)."), "auto"),
     (
         "max_model_len",

@@ -20,7 +20,8 @@ from pellucid.loader.weights import weight_sizes
 from pellucid.models.config import ModelConfig
 from pellucid.runner.kv_memory import available_memory_bytes, default_cpu_kv_bytes
 
-KV_VALUE_BYTES = {"auto": 2, "bf16": 2, "f32": 4, "int8": 1}  # int8 keeps scales beside the values; see the notes
+KV_VALUE_BYTES = {"auto": 2, "bf16": 2, "f16": 2, "f32": 4, "int8": 1}  # auto: weights in 16 bits, as by default
+KV_SCALE_BYTES = {"int8": 4}  # beside every key and every value vector
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,15 @@ def memory_plan(
     config = read_model_config(files)
     sizes = weight_sizes(files, config)
     value_bytes = KV_VALUE_BYTES[kv_dtype]
+    scale_bytes = KV_SCALE_BYTES.get(kv_dtype, 0)
     block = kv_block_bytes(config.num_layers, config.num_kv_heads, config.head_dim, block_size, value_bytes)
+    block += kv_block_bytes(config.num_layers, config.num_kv_heads, 1, block_size, scale_bytes)
     length = seq_len or config.max_position_embeddings
     cache = kv_cache_bytes(config.num_layers, config.num_kv_heads, config.head_dim, length, batch_size, value_bytes)
+    cache += kv_cache_bytes(config.num_layers, config.num_kv_heads, 1, length, batch_size, scale_bytes)
     formats = ", ".join(f"{name} {format_bytes(size)}" for name, size in sorted(sizes.by_format.items()))
     in_bf16 = weight_bytes(sizes.num_parameters, 2)
-    factors = _factors(config)
+    factors, each = _factors(config, scale_bytes), f"{value_bytes} bytes"
     pool_bytes, source = _pool_bytes(memory, kv_memory_bytes, in_bf16, block // block_size * length)
     pool = plan_kv_pool(
         block_size=block_size,
@@ -74,10 +78,10 @@ def memory_plan(
         ("model", f"{files.name} ({config.architecture}, {sizes.num_parameters:,} parameters)"),
         ("weights as stored", f"{sizes.num_bytes:,} bytes = {format_bytes(sizes.num_bytes)} ({formats})"),
         ("weights in bf16", f"{sizes.num_parameters:,} x 2 bytes = {in_bf16:,} bytes = {format_bytes(in_bf16)}"),
-        ("a KV block", f"{factors} x {block_size} tokens x {value_bytes} bytes = {block:,} bytes"),
+        ("a KV block", f"{factors} x {block_size} tokens x {each} = {block:,} bytes"),
         (
             f"KV of {batch_size} x {length} tokens",
-            f"{factors} x {length} x {batch_size} x {value_bytes} bytes = {cache:,} bytes = {format_bytes(cache)}",
+            f"{factors} x {length} x {batch_size} x {each} = {cache:,} bytes = {format_bytes(cache)}",
         ),
         ("KV memory", source),
         (
@@ -88,8 +92,9 @@ def memory_plan(
     ]
 
 
-def _factors(config: ModelConfig) -> str:
-    return f"2 x {config.num_layers} layers x {config.num_kv_heads} KV heads x {config.head_dim}"
+def _factors(config: ModelConfig, scale_bytes: int) -> str:
+    width = f"({config.head_dim} + {scale_bytes} for the scale)" if scale_bytes else str(config.head_dim)
+    return f"2 x {config.num_layers} layers x {config.num_kv_heads} KV heads x {width}"
 
 
 def _pool_bytes(

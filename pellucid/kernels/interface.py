@@ -1,4 +1,4 @@
-"""The one interface between models and the machine. torch is the oracle; cpu (C++) and triton must agree with it.
+"""The one interface between models and the machine. torch is the oracle; cpu (C++) must agree with it.
 
 Every operation keeps a row's bits independent of the other rows of the batch: each output element is reduced in an
 order that depends on its own absolute position alone. That is what makes a request's tokens the same under any load.

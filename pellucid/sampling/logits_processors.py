@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -48,12 +50,20 @@ def load_logits_processors(names: Sequence[str], tokenizer: Any) -> list[LogitsP
     return [LogitsProcessor(name, _construct(name, tokenizer)) for name in names]
 
 
+def _import_beside_the_user(module_name: str) -> Any:
+    """An operator's module may lie in the current directory, where a console script does not look by itself."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)  # last: it shadows nothing that is installed
+    return importlib.import_module(module_name)
+
+
 def _construct(name: str, tokenizer: Any) -> LogitsProcessorFunction:
     module_name, _, class_name = name.partition(":")
     if not module_name or not class_name:
         raise ValueError(f"logits processor {name!r}: expected package.module:Class")
     try:
-        found: Any = importlib.import_module(module_name)
+        found: Any = _import_beside_the_user(module_name)
         for part in class_name.split("."):
             found = getattr(found, part)
     except Exception as error:  # a module may raise anything while it is imported

@@ -84,5 +84,6 @@ class ServerState:
     def fingerprint(self) -> str:
         """Changes with whatever could change the text of a seeded request: OpenAI's system_fingerprint."""
         ready = self.ready
-        parts = (__version__, self.model_name, ready.device, ready.dtype, ready.kernels, *sorted(ready.details.items()))
+        details = (ready.details.get(name) for name in ("model", "quantization", "kv_cache_dtype", "logits_processors"))
+        parts = (__version__, self.model_name, ready.device, ready.dtype, ready.kernels, *details)
         return f"fp_{hashlib.blake2b(repr(parts).encode(), digest_size=5).hexdigest()}"

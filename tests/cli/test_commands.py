@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -96,6 +97,28 @@ def test_plan_prints_the_arithmetic_without_torch() -> None:
     assert "2 x 30 layers x 3 KV heads x 64 x 16 tokens x 2 bytes = 368,640 bytes" in result.stdout
     assert "2 x 30 layers x 3 KV heads x 64 x 2048 x 1 x 2 bytes = 47,185,920 bytes" in result.stdout
     assert "1,073,741,824 // 368,640 = 2,912 blocks" in result.stdout
+
+
+def test_plan_counts_the_scales_of_an_int8_cache() -> None:
+    result = pellucid("plan", MODEL, "--kv-cache-dtype", "int8")
+    assert "3 KV heads x (64 + 4 for the scale) x 16 tokens x 1 bytes = 195,840 bytes" in result.stdout
+
+
+def test_a_logits_processor_is_found_in_the_current_directory(tmp_path: Path) -> None:
+    (tmp_path / "only_b.py").write_text(
+        "class OnlyB:\n"
+        "    def __init__(self, tokenizer):\n"
+        "        (self.b,) = tokenizer.encode('b', add_special_tokens=False)\n"
+        "    def __call__(self, prompt, output, logits):\n"
+        "        logits[self.b] = 1e4\n"
+        "        return logits\n"
+    )
+    command = [Path(sys.executable).parent / "pellucid", "generate", "--prompt", "a", "--max-new-tokens", "3"]
+    result = subprocess.run(
+        [*command, "--num-kv-blocks", "8", "--logits-processor", "only_b:OnlyB"],
+        capture_output=True, text=True, timeout=240, cwd=tmp_path,
+    )  # fmt: skip
+    assert result.stdout == "bbb\n", result.stderr
 
 
 def test_pull_says_where_the_model_lies_and_is_quick_the_second_time() -> None:

@@ -33,7 +33,7 @@ class AttentionShape:
 
 
 class Operations(ABC):
-    """matrix, kv_cache: PackedMatrix and KVCache of the compiled module. What a tensor stands for is up to the class."""
+    """matrix, kv_cache: the compiled module's PackedMatrix and KVCache. What a tensor stands for is up to the class."""
 
     @abstractmethod
     def embedding(self, input_ids: torch.Tensor, matrix: Any, scale: float) -> torch.Tensor: ...
