@@ -58,6 +58,9 @@ def build_engine_core(config: EngineConfig, on_progress: OnProgress) -> tuple[En
         "kernels": loaded.choice.reason,
         "kv_pool": plan.describe(),
         "kv_memory": arithmetic,
+        "kv_cache_dtype": config.kv_cache_dtype,
+        "enable_prefix_caching": str(config.enable_prefix_caching),
+        "quantization": config.quantization or "none",
         "load_seconds": f"{time.monotonic() - begin:.2f}",
     }
     if loaded.processors:
@@ -264,6 +267,7 @@ class LoadedModel:
         from pellucid.runner.batch_builder import BatchBuilder
         from pellucid.runner.model_runner import ModelRunner
         from pellucid.runner.prompt_logprobs import PromptLogprobs
+        from pellucid.sampling.native_vocabulary import vocabulary_ops
         from pellucid.sampling.sampler import Sampler
 
         config, model = self.config, self.model
@@ -279,4 +283,6 @@ class LoadedModel:
             device=self.kernels.device,
         )
         vocab_size = model.config.vocab_size
-        return ModelRunner(model, forward, batches, Sampler(vocab_size), PromptLogprobs(vocab_size), self.processors)
+        ops = vocabulary_ops(self.kernels, vocab_size)
+        sampler, prompt_logprobs = Sampler(vocab_size, ops), PromptLogprobs(vocab_size, ops)
+        return ModelRunner(model, forward, batches, sampler, prompt_logprobs, self.processors)

@@ -52,8 +52,9 @@ class Sampler:
         for i in np.flatnonzero(~np.isfinite(highest)).tolist():
             errors.setdefault(i, _describe(raw[i], highest[i]))
         draws = [_draw(i, state) for i, state in enumerate(states) if not state.is_greedy and i not in errors]
-        for draw, token_id in zip(draws, self._ops.draw(adjusted, draws), strict=True):
-            chosen[draw.row] = token_id
+        if draws:
+            for draw, token_id in zip(draws, self._ops.draw(adjusted, draws), strict=True):
+                chosen[draw.row] = token_id
         logprobs = self._logprobs(raw, chosen, states, errors)
         return [
             SampledToken(error=errors[i]) if i in errors else SampledToken(chosen[i], logprobs.get(i))
