@@ -66,14 +66,21 @@ def to_bf16(x: np.ndarray) -> np.ndarray:
 
 
 def rotate(x: np.ndarray) -> np.ndarray:
-    """Hadamard rotation of every 64 elements, padded with zeros, in x's own precision and the kernels' order."""
+    """Hadamard rotation in blocks of 64 to 1024, padded with zeros, in x's own precision and the kernels' order."""
     rows, columns = x.shape
     padded = np.zeros((rows, -(-columns // 64) * 64), x.dtype)
     padded[:, :columns] = x
-    for distance in (1, 2, 4, 8, 16, 32):
+    block = 64
+    while block < 1024 and padded.shape[1] % (2 * block) == 0:
+        block *= 2
+    distance = 1
+    while distance < block:
         pairs = padded.reshape(rows, -1, 2, distance)
         padded = np.stack((pairs[:, :, 0] + pairs[:, :, 1], pairs[:, :, 0] - pairs[:, :, 1]), 2).reshape(rows, -1)
-    return padded * x.dtype.type(0.125)
+        distance *= 2
+        if distance == 64:
+            padded = padded * x.dtype.type(0.125)
+    return padded * np.sqrt(x.dtype.type(64) / x.dtype.type(block))
 
 
 def quantize_rows(x: np.ndarray, group: int, largest_code: int = 127) -> np.ndarray:
@@ -106,9 +113,9 @@ def expected(x: np.ndarray, weights: np.ndarray, packed_format: str) -> tuple[np
         size = np.abs(rows) @ np.abs(rotated_weights).T
         if x.shape[1] % 64:
             # Rounding errors of the last block leak into its padding, where `weights` can't show them. Each side's part
-            # there is at most the length of its error, 8 elements' worth of half a step.
+            # there is at most the length of its error, sqrt(columns) half steps.
             steps = np.abs(rotated).max(1)[:, None] / 127 * np.abs(rotated_weights).max(1)[None] / 127
-            size = size + 4 * 4 * steps / TOLERANCE
+            size = size + rotated.shape[1] / 4 * steps / TOLERANCE
         return rows @ rotated_weights.T, size
     else:
         # a checkpoint's own formats are multiplied with activations of 15 bits, our own int4 with 8

@@ -37,6 +37,12 @@ def test_a_kept_format_takes_no_more_room_than_in_the_file(format, bits, pool):
     assert matrix.num_bytes * 8 / (512 * 1024) <= bits * 1.015
 
 
+@pytest.mark.parametrize(("quantization", "bits"), [("int8", 8.07), ("int4", 4.63)])
+def test_a_quantised_matrix_takes_little_more_than_its_codes(quantization, bits, pool):
+    matrix = pack(oracle.make_source("bf16", 512, 1024), quantization, pool)
+    assert matrix.num_bytes * 8 / (512 * 1024) <= bits
+
+
 def test_int8_errors_are_within_half_a_step(pool):
     source = oracle.make_source("bf16", 64, 576)
     error = oracle.rotate(oracle.dequantize(pack(source, "int8", pool), pool).astype(np.float64))

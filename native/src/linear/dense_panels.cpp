@@ -9,21 +9,19 @@
 namespace pellucid {
 namespace {
 
-// The rotation of RowForm::int8_rotated, in place: row_length is a multiple of 64.
-void rotate(float* row, int64_t row_length) {
-    for (int64_t begin = 0; begin < row_length; begin += RotatedRow::kBlock) {
-        float* block = row + begin;
-        for (int64_t distance = 1; distance < RotatedRow::kBlock; distance *= 2) {
-            for (int64_t i = 0; i < RotatedRow::kBlock; i += 2 * distance) {
-                for (int64_t j = i; j < i + distance; ++j) {
-                    const float a = block[j], b = block[j + distance];
-                    block[j] = a + b;
-                    block[j + distance] = a - b;
-                }
+// The rotation of RowForm::int8_rotated, in place.
+void rotate(float* row, const RotatedRow& layout) {
+    const float factor = 1.0f / std::sqrt(static_cast<float>(layout.block));
+    for (int64_t distance = 1; distance < layout.block; distance *= 2) {
+        for (int64_t i = 0; i < layout.padded; i += 2 * distance) {
+            for (int64_t j = i; j < i + distance; ++j) {
+                const float a = row[j], b = row[j + distance];
+                row[j] = a + b;
+                row[j + distance] = a - b;
             }
         }
-        for (int64_t i = 0; i < RotatedRow::kBlock; ++i) block[i] *= 0.125f;
     }
+    for (int64_t i = 0; i < layout.padded; ++i) row[i] *= factor;
 }
 
 // write(panel, column in the panel, row of the source) for every row of a matrix, panels shared among the threads.
@@ -95,9 +93,10 @@ class Int8Panels : public PanelMatrix {
     Int8Panels(const SourceRows& source, ThreadPool& pool)
         : PanelMatrix(source.rows(), source.columns(),
                       static_cast<size_t>(RotatedRow(source.columns()).padded + 4) * kPanelColumns),
-          padded_(RotatedRow(source.columns()).padded) {
+          layout_(source.columns()),
+          padded_(layout_.padded) {
         for_each_row(source, padded_, pool, [&](int64_t panel, int64_t column, float* row) {
-            rotate(row, padded_);
+            rotate(row, layout_);
             float largest = 0.0f;
             for (int64_t k = 0; k < padded_; ++k) largest = std::max(largest, std::fabs(row[k]));
             const float inverse = largest > 0 ? 127.0f / largest : 0.0f;
@@ -113,14 +112,12 @@ class Int8Panels : public PanelMatrix {
     }
     void dequantize_row(int64_t row, float* out) const override {
         const int64_t i = row / kPanelColumns, column = row % kPanelColumns;
-        float block[RotatedRow::kBlock];
-        for (int64_t begin = 0; begin < padded_; begin += RotatedRow::kBlock) {
-            for (int64_t k = 0; k < RotatedRow::kBlock; ++k)
-                block[k] = scales(i)[column] * static_cast<float>(codes(i)[index(column, begin + k)] - 128);
-            rotate(block, RotatedRow::kBlock);
-            const int64_t count = std::min(columns_ - begin, RotatedRow::kBlock);
-            std::memcpy(out + begin, block, static_cast<size_t>(count) * sizeof(float));
-        }
+        static thread_local std::vector<float> values;
+        values.resize(static_cast<size_t>(padded_));
+        for (int64_t k = 0; k < padded_; ++k)
+            values[k] = scales(i)[column] * static_cast<float>(codes(i)[index(column, k)] - 128);
+        rotate(values.data(), layout_);
+        std::memcpy(out, values.data(), static_cast<size_t>(columns_) * sizeof(float));
     }
 
   private:
@@ -128,6 +125,7 @@ class Int8Panels : public PanelMatrix {
     uint8_t* codes(int64_t i) const { return reinterpret_cast<uint8_t*>(panel(i)); }
     float* scales(int64_t i) const { return reinterpret_cast<float*>(codes(i) + padded_ * kPanelColumns); }
 
+    RotatedRow layout_;
     int64_t padded_;
 };
 

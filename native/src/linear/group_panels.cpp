@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <vector>
@@ -139,23 +140,46 @@ std::unique_ptr<PanelMatrix> pack_groups(const SourceRows& source, GroupFormat f
     return matrix;
 }
 
+namespace {
+
+// float16 unit such that the largest of the values is 255 of them; and a value in such units.
+uint16_t unit_of(float largest) { return float_to_half(largest / 255.0f); }
+uint8_t in_units(float value, uint16_t unit) {
+    const float size = half_to_float(unit);
+    return size > 0.0f ? static_cast<uint8_t>(std::clamp(std::nearbyint(value / size), 0.0f, 255.0f)) : 0;
+}
+
+void quantize_super_block(const float* values, int64_t first, int64_t count, const LinearKernels& kernels, GroupRow& out) {
+    float scales[kGroupsPerSuper], minima[kGroupsPerSuper], largest_scale = 0.0f, largest_minimum = 0.0f;
+    for (int64_t i = 0; i < count; ++i) {
+        kernels.fit_int4(values + (first + i) * kGroup, &scales[i], &minima[i]);
+        largest_scale = std::max(largest_scale, scales[i]);
+        largest_minimum = std::max(largest_minimum, -minima[i]);
+    }
+    const int64_t super = first / kGroupsPerSuper;
+    const uint16_t scale_unit = out.super_scale[super] = unit_of(largest_scale);
+    const uint16_t minimum_unit = out.super_minimum[super] = unit_of(largest_minimum);
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t group = first + i;
+        out.sub_scale[group] = in_units(scales[i], scale_unit);
+        out.sub_minimum[group] = in_units(-minima[i], minimum_unit);
+        kernels.assign_int4(values + group * kGroup, half_to_float(scale_unit) * out.sub_scale[group],
+                            -half_to_float(minimum_unit) * out.sub_minimum[group], out.codes.data() + group * kGroup);
+    }
+}
+
+}  // namespace
+
 std::unique_ptr<PanelMatrix> pack_int4(const SourceRows& source, const LinearKernels& kernels, ThreadPool& pool) {
-    auto matrix = std::make_unique<GroupPanels>(source.rows(), source.columns(), GroupFormat::q4_1, false);
+    auto matrix = std::make_unique<GroupPanels>(source.rows(), source.columns(), GroupFormat::q4_k, false);
     const int64_t groups = GroupedRow(source.columns(), false).groups;
     std::vector<std::vector<float>> rows(static_cast<size_t>(pool.num_threads()),
                                          std::vector<float>(static_cast<size_t>(groups * kGroup)));
     matrix->fill(pool, [&](int thread, int64_t row, GroupRow& out) {
         float* values = rows[static_cast<size_t>(thread)].data();
         source.read(row, values);  // what lies past the columns stays zero
-        for (int64_t group = 0; group < groups; ++group) {
-            const float* weights = values + group * kGroup;
-            float scale = 0.0f, minimum = 0.0f;
-            kernels.fit_int4(weights, &scale, &minimum);
-            out.scale[group] = float_to_half(scale);
-            out.minimum[group] = float_to_half(minimum);
-            kernels.assign_int4(weights, half_to_float(out.scale[group]), half_to_float(out.minimum[group]),
-                                out.codes.data() + group * kGroup);
-        }
+        for (int64_t first = 0; first < groups; first += kGroupsPerSuper)
+            quantize_super_block(values, first, std::min(groups - first, kGroupsPerSuper), kernels, out);
     });
     return matrix;
 }

@@ -248,7 +248,7 @@ void multiply(const std::byte* panel, const GroupedRow& layout, const Tile& whol
 }  // namespace
 
 void multiply_groups(const std::byte* panel, GroupFormat format, const GroupedRow& layout, const Tile& tile) {
-    if (!layout.fine) return multiply<GroupFormat::q4_1, false>(panel, layout, tile);  // what int4 packs
+    if (!layout.fine) return multiply<GroupFormat::q4_k, false>(panel, layout, tile);  // what int4 packs
     switch (format) {
         case GroupFormat::q4_0: return multiply<GroupFormat::q4_0, true>(panel, layout, tile);
         case GroupFormat::q4_1: return multiply<GroupFormat::q4_1, true>(panel, layout, tile);

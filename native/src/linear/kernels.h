@@ -20,17 +20,21 @@ constexpr int64_t kPanelColumns = 32;
 enum class RowForm {
     f32,
     bf16,
-    int8_rotated,  // one scale a row, after a Hadamard rotation of every 64 elements (see rotate in prepare.isa.cpp)
+    int8_rotated,  // one scale a row, after a Hadamard rotation of blocks of 64 to 1024 elements (see prepare.isa.cpp)
     int8_groups,   // 8 bits, one scale for every 32 elements
     int15_groups,  // 15 bits as two int8, one scale for every 32 elements
 };
 
 // int8_rotated: [int8 x padded to 64][float scale][int32 minus the sum of the int8].
 struct RotatedRow {
-    static constexpr int64_t kBlock = 64;
+    static constexpr int64_t kUnit = 64;
+    static constexpr int64_t kLargestBlock = 1024;
     explicit RotatedRow(int64_t columns)
-        : padded(static_cast<int64_t>(round_up(columns, kBlock))), num_bytes(static_cast<size_t>(padded) + 64) {}
-    int64_t padded;  // also the offset of the scale; the sum follows it
+        : padded(static_cast<int64_t>(round_up(columns, kUnit))), num_bytes(static_cast<size_t>(padded) + 64) {
+        while (block < kLargestBlock && padded % (2 * block) == 0) block *= 2;
+    }
+    int64_t padded;         // also the offset of the scale; the sum follows it
+    int64_t block = kUnit;  // how many neighbours the rotation mixes: a power of two that divides padded
     size_t num_bytes;
 };
 
@@ -79,7 +83,7 @@ struct LinearKernels {
     void (*to_int8_rotated)(const float* x, int64_t columns, std::byte* row, float* rotate_scratch);
     void (*to_int_groups)(const float* x, int64_t columns, bool fine, std::byte* row);
 
-    // The line scale * code + minimum, codes 0..15, with little squared error for 32 weights; and the codes for a line.
+    // The line scale * code + minimum, codes 0..15, minimum <= 0, with little squared error for 32 weights; and the codes for a line.
     void (*fit_int4)(const float* weights, float* scale, float* minimum);
     void (*assign_int4)(const float* weights, float scale, float minimum, uint8_t* codes);
 

@@ -45,7 +45,8 @@ std::unique_ptr<PanelMatrix> pack_bf16(const SourceRows& source, ThreadPool& poo
 std::unique_ptr<PanelMatrix> pack_int8(const SourceRows& source, ThreadPool& pool);
 // All rows of `source` are stored in `format` and keep their numbers.
 std::unique_ptr<PanelMatrix> pack_groups(const SourceRows& source, GroupFormat format, ThreadPool& pool);
-// Quantises to 4 bits, groups of 32 with scale and minimum (the numbers of q4_1).
+// Quantises to 4 bits, groups of 32 with scale and minimum, those in 8 bits of a super-block's (4.6 bits a weight): the
+// layout of q4_k, which has 6 bits for them.
 std::unique_ptr<PanelMatrix> pack_int4(const SourceRows& source, const LinearKernels& kernels, ThreadPool& pool);
 
 }  // namespace pellucid

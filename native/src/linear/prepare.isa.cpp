@@ -19,8 +19,8 @@ Vec butterfly(Vec a) {
     return fma(a, load(signs), swap_lanes<distance>(a));
 }
 
-// Hadamard rotation of 64 elements, an orthogonal matrix whose entries are all +-1/8: it spreads an outlier over 64
-// elements, so that one int8 scale serves a whole row (QuaRot, Ashkboos et al. 2024). Its own inverse.
+// Hadamard rotation: an orthogonal matrix whose entries are all of one size, its own inverse. It spreads an outlier over
+// its block, so that one int8 scale serves a whole row (QuaRot, Ashkboos et al. 2024). Here of 64 elements.
 void rotate_block(Vec v[4]) {
     PELLUCID_UNROLL
     for (int j = 0; j < 4; ++j) v[j] = butterfly<8>(butterfly<4>(butterfly<2>(butterfly<1>(v[j]))));
@@ -45,6 +45,17 @@ void store_fine(int8_t* high, int8_t* low, Vec integers) {
     store_int8(low, integers - upper * splat(128.0f));
 }
 
+// One more stage: neighbouring blocks of `distance` elements become one of twice the length, but for the factor.
+void combine_blocks(float* x, int64_t count, int64_t distance) {
+    for (int64_t begin = 0; begin < count; begin += 2 * distance) {
+        for (int64_t i = begin; i < begin + distance; i += kLanes) {
+            const Vec a = load(x + i), b = load(x + i + distance);
+            store(x + i, a + b);
+            store(x + i + distance, a - b);
+        }
+    }
+}
+
 // NaN and infinities do not survive as integers. The sum of the rounded values is NaN then: it makes the scale NaN, and with
 // it the row's whole result, for the runner to see. Otherwise 0.
 float poison(float sum_of_rounded) { return 0.0f * sum_of_rounded; }
@@ -64,17 +75,22 @@ void to_bf16(const float* x, int64_t columns, std::byte* row) {
 
 void to_int8_rotated(const float* x, int64_t columns, std::byte* row, float* rotate_scratch) {
     const RotatedRow layout(columns);
-    Vec largest = zero();
-    for (int64_t i = 0; i < layout.padded; i += RotatedRow::kBlock) {
+    for (int64_t i = 0; i < layout.padded; i += RotatedRow::kUnit) {
         Vec v[4];
         PELLUCID_UNROLL
         for (int j = 0; j < 4; ++j) v[j] = load_padded(x, i + j * kLanes, columns);
         rotate_block(v);
         PELLUCID_UNROLL
-        for (int j = 0; j < 4; ++j) {
-            store(rotate_scratch + i + j * kLanes, v[j]);
-            largest = max(largest, abs(v[j]));
-        }
+        for (int j = 0; j < 4; ++j) store(rotate_scratch + i + j * kLanes, v[j]);
+    }
+    for (int64_t distance = RotatedRow::kUnit; distance < layout.block; distance *= 2)
+        combine_blocks(rotate_scratch, layout.padded, distance);
+    const Vec factor = splat(std::sqrt(static_cast<float>(RotatedRow::kUnit) / static_cast<float>(layout.block)));
+    Vec largest = zero();
+    for (int64_t i = 0; i < layout.padded; i += kLanes) {
+        const Vec v = load(rotate_scratch + i) * factor;
+        store(rotate_scratch + i, v);
+        largest = max(largest, abs(v));
     }
     const float range = reduce_max(largest);
     const Vec inverse = splat(inverse_scale(range));

@@ -34,10 +34,11 @@ PELLUCID_INLINE float squared_error(Group w, Group codes, float scale, float min
 }  // namespace
 
 // From several clipped ranges, codes and the line through them (least squares) are fitted in turn, and the best line is
-// kept. Weights that already lie on 16 evenly spaced levels come back as they are.
+// kept; the minimum is never above 0. Weights that already lie on 16 evenly spaced levels come back as they are.
 void fit_int4(const float* weights, float* scale, float* minimum) {
     const Group w{load(weights), load(weights + kLanes)};
-    const float high = reduce_max(max(w.a, w.b)), low = -reduce_max(max(zero() - w.a, zero() - w.b));
+    const float high = reduce_max(max(max(w.a, w.b), zero()));
+    const float low = -reduce_max(max(max(zero() - w.a, zero() - w.b), zero()));
     const float middle = 0.5f * (low + high), range = high - low, sum_w = sum(w), n = static_cast<float>(kGroup);
     float least = INFINITY;
     for (const float shrink : {1.0f, 0.95f, 0.9f, 0.84f, 0.78f}) {
@@ -55,6 +56,7 @@ void fit_int4(const float* weights, float* scale, float* minimum) {
             if (determinant <= 0.0f) break;                        // all codes are equal
             s = (n * sum_cw - sum_c * sum_w) / determinant;
             m = (sum_w - s * sum_c) / n;
+            if (m > 0.0f) m = 0.0f, s = sum_cw / sum_cc;
         }
     }
 }
