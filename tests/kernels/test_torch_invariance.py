@@ -15,7 +15,7 @@ ROWS = 160
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@pytest.fixture(params=[1, 2, 3])
+@pytest.fixture(params=[1, 2, 4])
 def num_threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
@@ -38,7 +38,7 @@ def assert_rows_do_not_notice_each_other(function: Callable[[torch.Tensor], torc
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("in_features", "out_features"), [(576, 960), (1536, 576), (640, 1536), (2048, 640), (100, 37), (64, 12000)]
+    ("in_features", "out_features"), [(576, 960), (1536, 576), (2048, 640), (100, 37), (64, 12000)]
 )
 def test_linear(num_threads: int, dtype: torch.dtype, in_features: int, out_features: int) -> None:
     kernels = TorchKernels(dtype=dtype)

@@ -25,8 +25,7 @@ def batch_of(query_lens: list[int], seq_lens: list[int], block_size: int, num_bl
     positions = [p for q, s in zip(query_lens, seq_lens, strict=True) for p in range(s - q, s)]
     owners = [index for index, q in enumerate(query_lens) for _ in range(q)]
     slots = [
-        tables[owner][p // block_size] * block_size + p % block_size
-        for owner, p in zip(owners, positions, strict=True)
+        tables[owner][p // block_size] * block_size + p % block_size for owner, p in zip(owners, positions, strict=True)
     ]
     width = max(map(len, tables)) + 1
     return ForwardBatch(

@@ -36,13 +36,17 @@ class InvariantMatmul:
         padded = _pad_rows(x, self.padded_rows(rows))
         if not self._fixed_shapes:
             return torch.nn.functional.linear(padded, weight, bias)[:rows]
-        tiles = [torch.nn.functional.linear(tile, weight, bias) for tile in padded.split(GPU_ROWS)]
+        tiles = [
+            torch.nn.functional.linear(padded[row : row + GPU_ROWS], weight, bias) for row in range(0, rows, GPU_ROWS)
+        ]
         return torch.cat(tiles)[:rows] if tiles else x.new_empty(0, weight.shape[0])
 
     def batched(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         """a @ b: [B, M, K], [B, K, N] -> [B, M, N]; M must be `padded_rows` of something. K and N are the caller's
         to keep fixed."""
         if not self._fixed_shapes:
+            if a.shape[0] == 1:  # a single product may be cut along K by three threads and more, several are not
+                return torch.bmm(a.repeat(2, 1, 1), b.repeat(2, 1, 1))[:1]
             return torch.bmm(a, b)
         batch, rows = a.shape[:2]
         out = a.new_empty(batch, rows, b.shape[2])
