@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <functional>
 
 namespace pellucid {
@@ -12,12 +13,36 @@ const VocabularyKernels& vocabulary_kernels(Isa isa) { PELLUCID_DISPATCH(isa, vo
 
 namespace {
 
-// Where top_p is asked for without top_k, its tokens are looked for among those at least so many times as likely as
-// the likeliest: the first bound that holds enough of the weight, so that a row is sorted only where it is flat.
-constexpr float kBounds[] = {1e-2f, 1e-4f, 1e-7f, 0.0f};
+// Where top_p is asked for without top_k, its tokens are looked for among those at least 1/4, 1/16, ... as likely as the
+// likeliest, down to this, and then among all: so few more than needed are sorted.
+constexpr float kLeastBound = 1e-7f;
+
+constexpr size_t kRadixFrom = 400;  // candidates in the order of their ids; fewer are sorted by comparing
 
 bool before(const TokenLogit& a, const TokenLogit& b) {
     return a.logit != b.logit ? a.logit > b.logit : a.token < b.token;
+}
+
+// A number that is the smaller the higher the logit; zeros of both signs are equal.
+uint32_t descending(float logit) {
+    logit += 0.0f;
+    uint32_t bits;
+    std::memcpy(&bits, &logit, sizeof bits);
+    return bits >> 31 ? bits : ~bits & 0x7fffffffu;
+}
+
+// Sorts by logit, highest first, and keeps the order of equals: a radix sort, whose time does not depend on the data.
+void radix_sort(std::vector<TokenLogit>& tokens, std::vector<TokenLogit>& spare) {
+    constexpr int kBits = 11, kBuckets = 1 << kBits;
+    spare.resize(tokens.size());
+    for (int shift = 0; shift < 32; shift += kBits) {
+        uint32_t starts[kBuckets + 1] = {};
+        auto bucket = [shift](const TokenLogit& t) { return descending(t.logit) >> shift & (kBuckets - 1); };
+        for (const TokenLogit& token : tokens) ++starts[bucket(token) + 1];
+        for (int i = 0; i < kBuckets; ++i) starts[i + 1] += starts[i];
+        for (const TokenLogit& token : tokens) spare[starts[bucket(token)]++] = token;
+        tokens.swap(spare);
+    }
 }
 
 int64_t num_chunks(int64_t n) { return (n + kVocabularyChunk - 1) / kVocabularyChunk; }
@@ -43,7 +68,7 @@ TokenLogit VocabularyPasses::argmax(const float* row, int64_t n) {
         if (tops_[c] > tops_[best] || std::isnan(tops_[c])) best = c;
     int64_t token = best * kVocabularyChunk;
     while (std::isnan(tops_[best]) ? !std::isnan(row[token]) : row[token] != tops_[best]) ++token;
-    return {token, row[token]};
+    return {static_cast<int32_t>(token), row[token]};
 }
 
 double VocabularyPasses::log_normalizer(const float* row, int64_t n) {
@@ -61,14 +86,19 @@ void VocabularyPasses::collect_at_least(const float* row, int64_t n, float bound
         if (tops_[c] < bound) continue;
         const int64_t begin = static_cast<int64_t>(c) * kVocabularyChunk;
         for (int64_t i = begin; i < std::min(begin + kVocabularyChunk, n); ++i)
-            if (row[i] >= bound) candidates_.push_back({i, row[i]});
+            if (row[i] >= bound) candidates_.push_back({static_cast<int32_t>(i), row[i]});
     }
 }
 
 void VocabularyPasses::sort_candidates(size_t count) {
-    count = std::min(count, candidates_.size());
-    std::partial_sort(candidates_.begin(), candidates_.begin() + count, candidates_.end(), before);
-    candidates_.resize(count);
+    if (count < candidates_.size()) {
+        std::nth_element(candidates_.begin(), candidates_.begin() + count, candidates_.end(), before);
+        candidates_.resize(count);
+        std::sort(candidates_.begin(), candidates_.end(), before);
+        return;
+    }
+    if (candidates_.size() < kRadixFrom) std::sort(candidates_.begin(), candidates_.end(), before);
+    else radix_sort(candidates_, spare_);
 }
 
 std::vector<TokenLogit> VocabularyPasses::most_likely(const float* row, int64_t n, int64_t count) {
@@ -140,12 +170,11 @@ int64_t VocabularyPasses::draw(const float* row, int64_t n, const DrawParams& pa
         for (const TokenLogit& candidate : candidates_) total += weights_[candidate.token];
     } else {
         const double all = sum_of(sums_);
-        for (float bound : kBounds) {
-            const float lowest = bound > 0 ? highest + params.temperature * std::log(bound) : -INFINITY;
-            collect_at_least(row, n, lowest);
+        for (float bound = 0.25f;; bound = bound > kLeastBound ? bound * 0.25f : 0.0f) {
+            collect_at_least(row, n, highest + params.temperature * std::log(bound));
             double held = 0;
             for (const TokenLogit& candidate : candidates_) held += weights_[candidate.token];
-            if (held >= params.top_p * all) break;
+            if (held >= params.top_p * all || bound == 0.0f) break;
         }
         sort_candidates(candidates_.size());
         total = all;

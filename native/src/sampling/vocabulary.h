@@ -15,7 +15,7 @@ namespace pellucid {
 constexpr int64_t kVocabularyChunk = 256;
 
 struct TokenLogit {
-    int64_t token;
+    int32_t token;
     float logit;
 };
 
@@ -76,6 +76,7 @@ class VocabularyPasses {
     std::vector<float> bounds_;
     std::vector<float> weights_;  // of tokens
     std::vector<TokenLogit> candidates_;
+    std::vector<TokenLogit> spare_;
 };
 
 }  // namespace pellucid
