@@ -10,7 +10,6 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from pellucid.frontend.gguf_tokenizer import surrounding
 from pellucid.loader.errors import ModelError, ModelNotFoundError
 from pellucid.loader.model_files import read_json
 
@@ -28,7 +27,10 @@ class HFTokenizerFiles:
 
 
 def read_hf_tokenizer(directory: Path) -> HFTokenizerFiles:
-    """Raises ModelNotFoundError where the directory has no tokenizer, ModelError where it can't be read."""
+    """What is put around a text is tokenizer.json's affair, whatever add_bos_token says, as in transformers 5.
+
+    Raises ModelNotFoundError where the directory has no tokenizer, ModelError where it can't be read.
+    """
     config = _object(directory / "tokenizer_config.json")
     special = {**_object(directory / "special_tokens_map.json"), **{k: v for k, v in config.items() if v is not None}}
     path = directory / "tokenizer.json"
@@ -38,12 +40,6 @@ def read_hf_tokenizer(directory: Path) -> HFTokenizerFiles:
     tokenizer.no_padding()
     _add_listed_tokens(tokenizer, config, directory)
     named = {name: text for name in SPECIAL_TOKENS if (text := _text(special.get(name))) is not None}
-    if isinstance(config.get("add_bos_token"), bool) or isinstance(config.get("add_eos_token"), bool):
-        # as transformers: once one of them is stated, they replace what tokenizer.json puts around a text
-        tokenizer.post_processor = surrounding(
-            _with_id(tokenizer, named.get("bos_token")) if config.get("add_bos_token") is True else None,
-            _with_id(tokenizer, named.get("eos_token")) if config.get("add_eos_token") is True else None,
-        )
     return HFTokenizerFiles(tokenizer, named)
 
 
@@ -59,11 +55,6 @@ def _object(path: Path) -> dict[str, Any]:
 def _text(token: Any) -> str | None:
     content = token.get("content") if isinstance(token, dict) else token
     return content if isinstance(content, str) and content else None
-
-
-def _with_id(tokenizer: tokenizers.Tokenizer, token: str | None) -> tuple[str, int] | None:
-    token_id = None if token is None else tokenizer.token_to_id(token)
-    return None if token is None or token_id is None else (token, token_id)
 
 
 def _from_json(path: Path) -> tokenizers.Tokenizer:
