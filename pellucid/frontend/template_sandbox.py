@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, cast
 
-from jinja2 import nodes
+from jinja2 import nodes, pass_context
 from jinja2.exceptions import TemplateError, TemplateRuntimeError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -86,7 +86,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         for functions in (self.filters, self.tests):
             functions.update({name: _bounded_function(cast(Any, function)) for name, function in functions.items()})
         self.filters["bounded"] = _bounded
-        self.filters["stepped"] = _stepped
+        self.filters["stepped"] = _step_filter
         del self.globals["lipsum"]  # makes up text of any length
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
@@ -97,7 +97,7 @@ class ChatTemplateEnvironment(ImmutableSandboxedEnvironment):
         return template
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        _stepped()
+        _step()
         _refuse_large_numbers(args, kwargs)
         return _bounded(super().call(__context, __obj, *args, **kwargs))
 
@@ -176,17 +176,22 @@ def _refuse_wide_format(form: str) -> None:
 def _bounded_function(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)  # keeps the mark that says whether the context is to be passed
     def bounded(*args: Any, **kwargs: Any) -> Any:
-        _stepped()
+        _step()
         _refuse_large_numbers(args[1:], kwargs)
         return _bounded(function(*args, **kwargs))
 
     return bounded
 
 
-def _stepped(value: Any = True) -> Any:
+def _step() -> None:
     meter = _METER.get()
     if meter is not None:
         meter.step()
+
+
+@pass_context  # a filter without it, on a constant, would be computed once, when the template is compiled
+def _step_filter(context: Context, value: Any) -> Any:
+    _step()
     return value
 
 
