@@ -145,9 +145,11 @@ def test_help_is_quick_and_shows_examples() -> None:
         assert "Examples" in pellucid(command, "--help").stdout
 
 
-def test_chat_answers_and_remembers_the_conversation() -> None:
-    lines = "What is the capital of France?\nWhich country did I ask about?\n/exit\n"
+def test_chat_answers_and_remembers_the_conversation_until_reset() -> None:
+    france, question = "What is the capital of France?\n", "Which country did I ask about?\n"
+    lines = f"{france}{question}/reset\n{question}/exit\n"
     result = pellucid("chat", "--num-kv-blocks", "128", "--max-new-tokens", "24", stdin=lines)
     assert result.returncode == 0, result.stderr
-    assert "Paris" in result.stdout
-    assert "France" in result.stdout.split("Paris", 1)[1]
+    _, capital, remembering, forgetful, *_ = [answer.strip() for answer in result.stdout.split("> ") if answer.strip()]
+    assert "Paris" in capital
+    assert remembering != forgetful
