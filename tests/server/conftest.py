@@ -40,8 +40,6 @@ def _smollm2() -> Iterator[RunningServer]:
         "0",
         "--max-model-len",
         "2048",
-        "--kernels",
-        "torch",
     ]
     server = RunningServer(command)
     try:
