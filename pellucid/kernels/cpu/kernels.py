@@ -54,6 +54,11 @@ class CpuKernels(Kernels):
     def num_threads(self) -> int:
         return self._executor.num_threads
 
+    @property
+    def thread_pool(self) -> Any:
+        """The pellucid_native.ThreadPool that everything here runs on."""
+        return self._executor.pool
+
     # weights ----------------------------------------------------------------------------------------------------
 
     def pack_linear(
