@@ -57,7 +57,8 @@ def main() -> None:
     first_token_seconds(args.arguments)  # warms the file cache
     times = [first_token_seconds(args.arguments) for _ in range(args.rounds)]
     print(
-        f"first token after {statistics.median(times):.2f} s (median of {args.rounds}; {min(times):.2f}-{max(times):.2f})"
+        f"first token after {statistics.median(times):.2f} s "
+        f"(median of {args.rounds}; {min(times):.2f} to {max(times):.2f})"
     )
 
 
