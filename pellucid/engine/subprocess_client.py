@@ -133,6 +133,7 @@ class SubprocessEngineClient(DispatchingClient):
                 process.kill()
         self._process = None
         self._is_taking = False
+        self.stats = counters_of(self.stats)  # nothing runs where nothing is
         if not self._stopping:
             self._enter(self._state_between_lives, "the engine process is gone")
         how = await process.reap()

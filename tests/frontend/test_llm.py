@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -129,9 +130,16 @@ def test_the_progress_bar_counts_prompts(scripted: LLM, capsys: pytest.CaptureFi
     assert captured.out == ""
 
 
+@pytest.fixture
+def default_ctrl_c() -> Iterator[None]:
+    """As in a terminal, also where the tests run in the background and interrupts are ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("default_ctrl_c")
 def test_ctrl_c_ends_the_call_between_two_steps_and_the_engine_lives_on(scripted: LLM) -> None:
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        pytest.skip("Ctrl-C is handled otherwise here")
     core = scripted._core
     step, steps = core.step, 0
 
