@@ -260,4 +260,3 @@ def _show(value: Any) -> str:
         return f"an integer of {value.bit_length()} bits"
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-

@@ -33,9 +33,7 @@ def runner_of(loaded: LoadedModel, forward=None, max_logits_bytes: int = 64 << 2
     loaded.model.allocate_kv_cache(64, BLOCK_SIZE)
     batches = BatchBuilder(block_size=BLOCK_SIZE, max_num_tokens=256, max_num_reqs=8, max_model_len=256)
     prompt_logprobs = PromptLogprobs(VOCAB_SIZE, max_logits_bytes=max_logits_bytes)
-    return ModelRunner(
-        loaded.model, forward or loaded.model, batches, Sampler(VOCAB_SIZE), prompt_logprobs, processors
-    )
+    return ModelRunner(loaded.model, forward or loaded.model, batches, Sampler(VOCAB_SIZE), prompt_logprobs, processors)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
