@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from vocabularies import byte_level
 
@@ -115,6 +115,7 @@ def test_steps_and_reads_cannot_change_the_result(
 
 
 @given(token_lists, stops)
+@example([194, 264, 0], ("aa",))
 def test_a_delta_holds_the_tokens_of_its_text(tokens: list[int], stops: tuple[str, ...]) -> None:
     """After each delta, the tokens released so far decode to the text released so far, or lead to more of it."""
     _, deltas = run(tokens, [1], [True], stop=stops)
@@ -122,9 +123,9 @@ def test_a_delta_holds_the_tokens_of_its_text(tokens: list[int], stops: tuple[st
     for delta in deltas[:-1]:
         text += delta.text
         token_ids += delta.token_ids
-        assert TABLE.decode(token_ids).rstrip("\ufffd").startswith(text.rstrip("\ufffd")) or text.startswith(
-            TABLE.decode(token_ids)
-        )
+        # the last token may end within a code point, which alone decodes to U+FFFD and in the text is whole
+        decoded, whole = TABLE.decode(token_ids).rstrip("\ufffd"), text.rstrip("\ufffd")
+        assert decoded.startswith(whole) or text.startswith(decoded)
         # a token is not released before its text is
         assert len(TABLE.decode(token_ids)) <= len(text)
 
