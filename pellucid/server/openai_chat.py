@@ -15,7 +15,8 @@ from pellucid.server.events import ChunkWriter, encode
 from pellucid.server.generation import Generation, Submission, submit
 from pellucid.server.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from pellucid.server.middleware.context import digest_of, record_of
-from pellucid.server.prompts import chat_prompt
+from pellucid.server.preparation import prepare
+from pellucid.server.prompts import conversation_of
 from pellucid.server.responses import json_response
 from pellucid.server.routing import add_post
 from pellucid.server.sampling import sampling_params
@@ -42,14 +43,20 @@ async def create_chat_completion(state: ServerState, request: Request, body: Cha
     if user := body.safety_identifier or body.user:
         record.user_digest = digest_of(user)
     llm = state.engine()
-    prompt = await chat_prompt(
-        llm, body, truncate_to=body.truncate_prompt_tokens, reasoning_effort=body.reasoning_effort
+    conversation = conversation_of(
+        body, truncate_to=body.truncate_prompt_tokens, reasoning_effort=body.reasoning_effort
     )
+    prepared = await prepare(state, conversation)
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
-    params = sampling_params(body, max_tokens=max_tokens, logprobs=(body.top_logprobs or 0) if body.logprobs else None)
+    params = sampling_params(
+        body,
+        max_tokens=max_tokens,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        structured_outputs=prepared.constraint,
+    )
     generation = submit(
         llm,
-        Submission([prompt], params, "messages", body.priority or 0, body.cache_salt),
+        Submission([prepared.prompt_token_ids], params, "messages", body.priority or 0, body.cache_salt),
         request_id=f"chatcmpl-{uuid.uuid4().hex}",
         metrics=state.metrics,
         record=record,

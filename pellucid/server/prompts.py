@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from pellucid.frontend.async_llm import AsyncLLM
 from pellucid.frontend.chat_template import ChatTemplateError
+from pellucid.server.conversation import Conversation
 from pellucid.server.errors import ApiError, context_length_exceeded, invalid, shorten
 from pellucid.server.schemas.chat import ChatPrompt, Message
 from pellucid.server.schemas.completions import CompletionRequest, GenerateRequest
@@ -25,36 +26,48 @@ class Prompt:
     text: str | None = None  # as the client gave it; None for token ids, or where it was truncated
 
 
-async def chat_prompt(
-    llm: AsyncLLM, body: ChatPrompt, *, truncate_to: int | None = None, reasoning_effort: str | None = None
-) -> list[int]:
-    """Raises ApiError where the model has no template, or its template refuses the conversation (quoting it)."""
-    variables = _template_variables(body.chat_template_kwargs)
-    if reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", reasoning_effort)
-        variables.setdefault("enable_thinking", reasoning_effort != "none")
-    messages = [_as_dict(message) for message in body.messages]
+def conversation_of(
+    body: ChatPrompt, *, truncate_to: int | None = None, reasoning_effort: str | None = None
+) -> Conversation:
+    """The messages of a chat body as templates take them. Raises ApiError."""
     if body.continue_final_message and body.messages[-1].role != "assistant":
         raise invalid(
             "'continue_final_message' needs the last message to be the assistant's.", param="continue_final_message"
         )
+    return Conversation(
+        messages=[_as_dict(message) for message in body.messages],
+        reasoning_effort=reasoning_effort,
+        template_variables=_template_variables(body.chat_template_kwargs),
+        add_generation_prompt=not body.continue_final_message and body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
+        truncate_to=truncate_to,
+    )
+
+
+async def render_chat(llm: AsyncLLM, conversation: Conversation) -> list[int]:
+    """Raises ApiError where the model has no template, or its template refuses the conversation (quoting it)."""
+    variables = dict(conversation.template_variables)
+    if (effort := conversation.reasoning_effort) is not None:
+        variables.setdefault("reasoning_effort", effort)
+        variables.setdefault("enable_thinking", effort != "none")
+    messages = conversation.messages
     size = sum(len(text) for message in messages for text in message.values() if isinstance(text, str))
-    if truncate_to is None:
-        _refuse_hopeless(llm, size, "messages")
+    if conversation.truncate_to is None:
+        _refuse_hopeless(llm, size, conversation.param)
 
     def render() -> list[int]:
         return llm.render_chat(
             messages,
-            add_generation_prompt=not body.continue_final_message and body.add_generation_prompt is not False,
-            continue_final_message=bool(body.continue_final_message),
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final_message=conversation.continue_final_message,
             **variables,
         )
 
     try:
         token_ids = await _off_the_loop(render, size)
     except ChatTemplateError as error:
-        raise invalid(str(error), param="messages") from error
-    return _truncate(llm, token_ids, truncate_to)
+        raise invalid(str(error), param=conversation.param) from error
+    return _truncate(llm, token_ids, conversation.truncate_to)
 
 
 async def completion_prompts(llm: AsyncLLM, body: CompletionRequest) -> list[Prompt]:

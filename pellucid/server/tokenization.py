@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from pellucid.server.errors import invalid
-from pellucid.server.prompts import chat_prompt, encode_text
+from pellucid.server.prompts import conversation_of, encode_text, render_chat
 from pellucid.server.responses import json_response
 from pellucid.server.routing import add_post
 from pellucid.server.schemas.tokenization import DetokenizeRequest, TokenizeRequest
@@ -26,7 +26,7 @@ async def tokenize(state: ServerState, request: Request, body: TokenizeRequest) 
     state.check_model(body.model)
     llm = state.engine()
     if body.messages is not None:
-        token_ids = await chat_prompt(llm, body.as_chat())
+        token_ids = await render_chat(llm, conversation_of(body.as_chat()))
     else:
         assert body.prompt is not None  # the schema has seen to it
         token_ids = await encode_text(llm, body.prompt, add_special_tokens=body.add_special_tokens is not False)
