@@ -9,6 +9,7 @@ import msgspec
 from pellucid.frontend.outputs import RequestOutput
 from pellucid.server.errors import ApiError
 from pellucid.server.generation import Generation
+from pellucid.server.streaming import COMMENT_PING
 
 encode = msgspec.json.encode
 DONE = b"data: [DONE]\n\n"
@@ -37,10 +38,13 @@ class ChunkWriter:
     def usage(self) -> dict[str, Any]:
         return self._generation.usage()
 
-    def end(self) -> bytes:
+    async def end(self) -> bytes:
         if not self._include_usage:
             return DONE
         return self._before + b'],"usage":' + encode(self.usage()) + b"}\n\n" + DONE
+
+    def ping(self) -> bytes:
+        return COMMENT_PING
 
     def error(self, error: ApiError) -> bytes:
         """No [DONE] after it: the text is not whole, and a client must not take it so."""

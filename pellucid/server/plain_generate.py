@@ -20,7 +20,7 @@ from pellucid.server.routing import add_post
 from pellucid.server.sampling import sampling_params
 from pellucid.server.schemas.completions import GenerateRequest
 from pellucid.server.state import ServerState
-from pellucid.server.streaming import EventStream, collect
+from pellucid.server.streaming import COMMENT_PING, EventStream, collect
 
 
 def add_routes(app: FastAPI) -> None:
@@ -73,9 +73,12 @@ class GenerateWriter:
     def output(self, prompt_index: int, output: RequestOutput) -> bytes:
         return b"data: " + encode(self.shape(output)) + b"\n\n"
 
-    def end(self) -> bytes:
+    async def end(self) -> bytes:
         last = {"id": self._generation.request_id, "outputs": [], "usage": self._generation.usage()}
         return b"data: " + encode(last) + b"\n\n" + DONE
+
+    def ping(self) -> bytes:
+        return COMMENT_PING
 
     def error(self, error: ApiError) -> bytes:
         return b"data: " + error.encode() + b"\n\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Mapping
 from typing import Protocol
 
 from starlette.responses import Response
@@ -21,7 +22,7 @@ _HEADERS = [
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # nginx would hold events back
 ]
-_PING = b": ping\n\n"
+COMMENT_PING = b": ping\n\n"
 
 
 class EventWriter(Protocol):
@@ -29,8 +30,12 @@ class EventWriter(Protocol):
 
     def output(self, prompt_index: int, output: RequestOutput) -> bytes: ...
 
-    def end(self) -> bytes:
+    async def end(self) -> bytes:
         """After the last output: usage, terminator."""
+        ...
+
+    def ping(self) -> bytes:
+        """What keeps a silent stream open; also the first that is sent of a stream that has not begun."""
         ...
 
     def error(self, error: ApiError) -> bytes:
@@ -40,11 +45,20 @@ class EventWriter(Protocol):
 
 class EventStream(Response):
     """Reads a generation and writes it. Headers are sent with the first event, so that an error before it has a status;
-    a stream that stays silent for longer gets its headers and a comment, which keeps proxies and clients patient.
+    a stream that stays silent for longer gets its headers and a ping, which keeps proxies and clients patient.
+
+    headers: sent beside those of every stream.
     """
 
-    def __init__(self, generation: Generation, writer: EventWriter, options: ServerOptions) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        writer: EventWriter,
+        options: ServerOptions,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         super().__init__()
+        self._head = _HEADERS + [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
         self._generation = generation
         self._writer = writer
         self._ping_interval_s = options.ping_interval_s
@@ -78,7 +92,7 @@ class EventStream(Response):
             async for index, output in self._generation:
                 if data := self._writer.output(index, output):
                     await self._write(send, data)
-            last = self._writer.end()
+            last = await self._writer.end()
         except ApiError as error:
             if not self._started:
                 raise
@@ -94,7 +108,7 @@ class EventStream(Response):
         self._writing_since = self._last_write = asyncio.get_running_loop().time()
         if not self._started:
             self._started = True
-            await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+            await send({"type": "http.response.start", "status": 200, "headers": list(self._head)})
         await send({"type": "http.response.body", "body": data, "more_body": more_body})
         self._writing_since = None
 
@@ -119,7 +133,7 @@ class EventStream(Response):
                         cut_off()
             elif self._ping_interval_s and now - self._last_write >= self._ping_interval_s:
                 with contextlib.suppress(Exception):
-                    await self._write(send, _PING)
+                    await self._write(send, self._writer.ping())
 
     def _stop(self, task: asyncio.Task[None], why: str) -> None:
         if self._stopped_for is None:
