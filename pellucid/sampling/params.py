@@ -17,6 +17,22 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     grammar: str | None = None
 
 
+class ReasoningParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where the reasoning of an answer ends: there a constraint and stop strings begin to apply.
+
+    end_token_ids: the marker that ends it (of "</think>"), as the tokens that are forced when the budget is used up. It
+    is recognised by its text, so that other tokens that spell it end the reasoning too.
+    start_token_ids: the marker that begins it. starts_inside: the prompt ends within the reasoning, or the answer
+    always begins with it; otherwise the answer may begin with start_token_ids, and does not reason where it does not.
+    budget: so many tokens of reasoning, the markers not counted; then it is ended. None: no limit.
+    """
+
+    end_token_ids: tuple[int, ...]
+    start_token_ids: tuple[int, ...] = ()
+    starts_inside: bool = True
+    budget: int | None = None
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How to continue a prompt. Field names and meanings are vLLM's and OpenAI's.
 
@@ -47,6 +63,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     skip_special_tokens: bool = True
     detokenize: bool = True
     structured_outputs: StructuredOutputsParams | None = None
+    reasoning: ReasoningParams | None = None  # None: every token is content
 
     @property
     def is_greedy(self) -> bool:

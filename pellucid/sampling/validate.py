@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pellucid.sampling.params import SamplingParams, StructuredOutputsParams
+from pellucid.sampling.params import ReasoningParams, SamplingParams, StructuredOutputsParams
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MAX_COUNT = 2**31 - 1  # of tokens
+MAX_MARKER_TOKENS = 64  # of what begins or ends reasoning
 
 
 class InvalidParameterError(ValueError):
@@ -63,6 +64,8 @@ def validate_sampling_params(
     _check_together(params, vocab_size, max_model_len)
     if params.structured_outputs is not None:
         _check_structured_outputs(params.structured_outputs, limits)
+    if params.reasoning is not None:
+        _check_reasoning(params.reasoning, vocab_size)
 
 
 # field by field ------------------------------------------------------------------------------------------------------
@@ -164,6 +167,19 @@ def _check_structured_outputs(constraint: Any, limits: SamplingLimits) -> None:
             f"but got {', '.join(given) or 'none'}.",
             "invalid_value",
         )
+
+
+def _check_reasoning(reasoning: Any, vocab_size: int | None) -> None:
+    if not isinstance(reasoning, ReasoningParams):
+        raise _wrong_type("reasoning", "an object", reasoning)
+    for name, at_least_one in (("end_token_ids", True), ("start_token_ids", not reasoning.starts_inside)):
+        token_ids = getattr(reasoning, name)
+        _list(f"reasoning.{name}", token_ids, MAX_MARKER_TOKENS, at_least_one=at_least_one)
+        _token_ids(f"reasoning.{name}", token_ids, vocab_size)
+    if not isinstance(reasoning.starts_inside, bool):
+        raise _wrong_type("reasoning.starts_inside", "a boolean", reasoning.starts_inside)
+    if reasoning.budget is not None:
+        _integer("reasoning.budget", reasoning.budget, 0, MAX_COUNT)
 
 
 # kinds of values -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pellucid.frontend.answer import AnswerParser, PlainAnswer
-from pellucid.sampling.params import StructuredOutputsParams
+from pellucid.sampling.params import ReasoningParams, StructuredOutputsParams
 
 JsonObject = dict[str, Any]
 
@@ -56,8 +56,9 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Prepared:
-    """constraint: what decoding has to obey, for SamplingParams.structured_outputs."""
+    """constraint, reasoning: what decoding has to obey, for SamplingParams.structured_outputs and .reasoning."""
 
     prompt_token_ids: list[int]
     constraint: StructuredOutputsParams | None = None
+    reasoning: ReasoningParams | None = None
     parser: Callable[[], AnswerParser] = PlainAnswer

@@ -53,6 +53,7 @@ async def create_chat_completion(state: ServerState, request: Request, body: Cha
         max_tokens=max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         structured_outputs=prepared.constraint,
+        reasoning=prepared.reasoning,
     )
     generation = submit(
         llm,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pellucid.sampling.params import SamplingParams, StructuredOutputsParams
+from pellucid.sampling.params import ReasoningParams, SamplingParams, StructuredOutputsParams
 from pellucid.sampling.validate import OPENAI_LIMITS, InvalidParameterError, SamplingLimits, validate_sampling_params
 
 V = 1000
@@ -36,6 +36,8 @@ def test_the_defaults_are_valid_at_every_door():
         dict(seed=2**63 - 1, max_tokens=1, min_tokens=1, logprobs=0, prompt_logprobs=0, top_k=0),
         dict(temperature=100, presence_penalty=-2, frequency_penalty=2.0, repetition_penalty=1e-3),
         dict(stop=("a",) * 64, stop_token_ids=(0, V - 1), logit_bias={0: -100.0, V - 1: 100}, ignore_eos=True),
+        dict(reasoning=ReasoningParams(end_token_ids=(1, 2), budget=0)),
+        dict(reasoning=ReasoningParams(end_token_ids=(0,), start_token_ids=(V - 1,), starts_inside=False)),
         dict(allowed_token_ids=(0,), bad_words=("x",), bad_words_token_ids=((0, 1), (2,))),
     ],
 )
@@ -98,6 +100,23 @@ def test_what_is_at_the_bounds_is_valid(kwargs):
         (dict(bad_words_token_ids=((1, V),)), "bad_words_token_ids[0][1]", "integer_above_max_value"),
         (dict(ignore_eos=1), "ignore_eos", "invalid_type"),
         (dict(structured_outputs={"json": "{}"}), "structured_outputs", "invalid_type"),
+        (dict(reasoning=ReasoningParams(end_token_ids=())), "reasoning.end_token_ids", "empty_array"),
+        (
+            dict(reasoning=ReasoningParams(end_token_ids=(1, V))),
+            "reasoning.end_token_ids[1]",
+            "integer_above_max_value",
+        ),
+        (
+            dict(reasoning=ReasoningParams(end_token_ids=(1,), starts_inside=False)),
+            "reasoning.start_token_ids",
+            "empty_array",
+        ),
+        (
+            dict(reasoning=ReasoningParams(end_token_ids=(1,), budget=-1)),
+            "reasoning.budget",
+            "integer_below_min_value",
+        ),
+        (dict(reasoning={"end_token_ids": (1,)}), "reasoning", "invalid_type"),
     ],
 )
 def test_what_is_out_of_bounds_is_refused_by_name(kwargs, param, code):
