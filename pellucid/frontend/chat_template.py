@@ -156,8 +156,15 @@ class ChatTemplate:
         shown = self._probe(_PROBE)
         return shown is None or _PROBE not in shown
 
-    def _probe(self, content: Any) -> str | None:
-        variables = {"messages": [{"role": "user", "content": content}], "add_generation_prompt": False}
+    @cached_property
+    def takes_late_system(self) -> bool:
+        """Does a system message behind others show in the prompt? Some templates refuse it, some leave it out."""
+        shown = self._probe(_PROBE, role="system", before=[{"role": "user", "content": "Hello"}])
+        return shown is not None and _PROBE in shown
+
+    def _probe(self, content: Any, role: str = "user", before: Sequence[dict[str, Any]] = ()) -> str | None:
+        messages = [*before, {"role": role, "content": content}]
+        variables = {"messages": messages, "add_generation_prompt": False}
         try:
             return self._run("default", {**self._special_tokens, "tools": None, "documents": None, **variables})
         except ChatTemplateError:

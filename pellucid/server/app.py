@@ -8,7 +8,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from pellucid.server import models, openai_chat, openai_completions, operations, plain_generate, tokenization
+from pellucid.server import anthropic_messages, models, openai_chat, openai_completions, operations, plain_generate, tokenization
 from pellucid.server.errors import ApiError, method_not_supported, unknown_url
 from pellucid.server.middleware.auth import ApiKeyAuth
 from pellucid.server.middleware.body_limit import BodyLimit
@@ -16,7 +16,7 @@ from pellucid.server.middleware.context import RequestContext
 from pellucid.server.responses import error_response
 from pellucid.server.state import ServerState
 
-ROUTES = (openai_chat, openai_completions, plain_generate, tokenization, models, operations)
+ROUTES = (openai_chat, openai_completions, anthropic_messages, plain_generate, tokenization, models, operations)
 
 
 def build_app(state: ServerState) -> FastAPI:
@@ -38,15 +38,15 @@ def build_app(state: ServerState) -> FastAPI:
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """What the router itself raises: no such path, or not with this method."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        return error_response(unknown_url(request.method, request.url.path))
+        return error_response(unknown_url(request.method, request.url.path), request.scope)
     if error.status_code == 405:
         allow = (error.headers or {}).get("Allow")
-        return error_response(method_not_supported(request.method, request.url.path, allow))
-    return error_response(ApiError(error.status_code, str(error.detail)))
+        return error_response(method_not_supported(request.method, request.url.path, allow), request.scope)
+    return error_response(ApiError(error.status_code, str(error.detail)), request.scope)

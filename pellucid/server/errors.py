@@ -61,19 +61,28 @@ def model_not_found(model: str) -> ApiError:
     return ApiError(404, message, code="model_not_found", param="model")
 
 
+class ContextLengthError(ApiError):
+    """at_least: the prompt was refused by its size in characters, before it was tokenised."""
+
+    def __init__(self, max_model_len: int, num_prompt_tokens: int | None, *, param: str, at_least: bool) -> None:
+        what = "messages" if param == "messages" else "prompt"
+        count = f"{'at least ' if at_least else ''}{num_prompt_tokens} tokens"
+        super().__init__(
+            400,
+            f"This model's maximum context length is {max_model_len} tokens. However, your {what} resulted in {count}. "
+            f"Please reduce the length of the {what}.",
+            code="context_length_exceeded",
+            param=param,
+        )
+        self.max_model_len = max_model_len
+        self.num_prompt_tokens = num_prompt_tokens
+        self.at_least = at_least
+
+
 def context_length_exceeded(
     max_model_len: int, num_prompt_tokens: int | None, *, param: str, at_least: bool = False
 ) -> ApiError:
-    """at_least: the prompt was refused by its size in characters, before it was tokenised."""
-    what = "messages" if param == "messages" else "prompt"
-    count = f"{'at least ' if at_least else ''}{num_prompt_tokens} tokens"
-    return ApiError(
-        400,
-        f"This model's maximum context length is {max_model_len} tokens. However, your {what} resulted in {count}. "
-        f"Please reduce the length of the {what}.",
-        code="context_length_exceeded",
-        param=param,
-    )
+    return ContextLengthError(max_model_len, num_prompt_tokens, param=param, at_least=at_least)
 
 
 def missing_api_key() -> ApiError:

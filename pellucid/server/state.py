@@ -30,6 +30,7 @@ class ServerState:
     llm: AsyncLLM | None = None
     progress: str = "starting"
     draining: bool = False
+    unknown_fields: set[str] = field(default_factory=set)  # of the open dialects; each is logged once
     created: int = field(default_factory=lambda: int(time.time()))
     _texts: TokenTexts | None = None
 

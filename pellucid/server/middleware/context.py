@@ -14,6 +14,7 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pellucid.server.anthropic_errors import is_anthropic
 from pellucid.server.errors import ApiError, internal
 from pellucid.server.responses import send_error
 
@@ -57,12 +58,13 @@ class RequestContext:
         method = scope["method"] if scope["method"] in METHODS else "OTHER"
         record = RequestRecord(f"req_{uuid.uuid4().hex}", method, time.monotonic())
         scope.setdefault("state", {})["record"] = record
-        id_header = (b"x-request-id", record.request_id.encode())
+        names = (b"x-request-id", b"request-id") if is_anthropic(scope["raw_path"]) else (b"x-request-id",)
+        id_headers = [(name, record.request_id.encode()) for name in names]
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = message["status"]
-                message["headers"] = [*message.get("headers", ()), id_header]
+                message["headers"] = [*message.get("headers", ()), *id_headers]
             await send(message)
 
         try:
