@@ -117,8 +117,10 @@ class _Messages:
                 param=place,
             )
         parts = block.content or ""
-        text = parts if isinstance(parts, str) else BETWEEN_BLOCKS.join(
-            _text(part, f"{place}.content.{i}") for i, part in enumerate(parts)
+        text = (
+            parts
+            if isinstance(parts, str)
+            else BETWEEN_BLOCKS.join(_text(part, f"{place}.content.{i}") for i, part in enumerate(parts))
         )
         if block.is_error:
             text = f"Error: {text}"

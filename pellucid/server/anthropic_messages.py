@@ -23,7 +23,13 @@ from pellucid.server.middleware.context import RequestRecord, digest_of, record_
 from pellucid.server.preparation import prepare
 from pellucid.server.responses import json_response
 from pellucid.server.routing import add_post
-from pellucid.server.schemas.messages import CountTokensRequest, MessagesRequest, marks_for_caching, unknown_fields
+from pellucid.server.schemas.messages import (
+    AnthropicErrorResponse,
+    CountTokensRequest,
+    MessagesRequest,
+    marks_for_caching,
+    unknown_fields,
+)
 from pellucid.server.state import ServerState
 from pellucid.server.streaming import EventStream, collect
 
@@ -33,14 +39,23 @@ MAX_REMEMBERED_FIELDS = 1024
 
 
 def add_routes(app: FastAPI) -> None:
-    add_post(app, "/v1/messages", MessagesRequest, create_message, generates=True, summary="Answer, as Anthropic does")
+    add_post(
+        app,
+        "/v1/messages",
+        MessagesRequest,
+        create_message,
+        generates=True,
+        summary="Answer a conversation, as Anthropic does",
+        errors=AnthropicErrorResponse,
+    )
     add_post(
         app,
         "/v1/messages/count_tokens",
         CountTokensRequest,
         count_tokens,
         generates=False,
-        summary="How many tokens a prompt for /v1/messages has",
+        summary="How many tokens the prompt of a message has",
+        errors=AnthropicErrorResponse,
     )
 
 

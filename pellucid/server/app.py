@@ -8,7 +8,15 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from pellucid.server import anthropic_messages, models, openai_chat, openai_completions, operations, plain_generate, tokenization
+from pellucid.server import (
+    anthropic_messages,
+    models,
+    openai_chat,
+    openai_completions,
+    operations,
+    plain_generate,
+    tokenization,
+)
 from pellucid.server.errors import ApiError, method_not_supported, unknown_url
 from pellucid.server.middleware.auth import ApiKeyAuth
 from pellucid.server.middleware.body_limit import BodyLimit

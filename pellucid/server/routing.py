@@ -24,9 +24,17 @@ REF = "#/components/schemas/{model}"
 
 
 def add_post(
-    app: FastAPI, path: str, model: type[Model], handler: Handler[Model], *, generates: bool, summary: str
+    app: FastAPI,
+    path: str,
+    model: type[Model],
+    handler: Handler[Model],
+    *,
+    generates: bool,
+    summary: str,
+    errors: type[BaseModel] = ErrorResponse,
 ) -> None:
-    """generates: the route makes the engine work, so it is refused before its body is read when the queue is full."""
+    """generates: the route makes the engine work, so it is refused before its body is read when the queue is full.
+    errors: the shape of its error bodies."""
     state: ServerState = app.state.server
     max_depth = state.options.max_json_depth
 
@@ -43,7 +51,7 @@ def add_post(
         description=(model.__doc__ or "").strip() or None,
         name=handler.__name__,
         response_model=None,
-        responses=_ERROR_RESPONSES | _OK,
+        responses=_error_responses(errors) | _OK,
         openapi_extra={
             "requestBody": {
                 "required": True,
@@ -51,7 +59,7 @@ def add_post(
             }
         },
     )
-    app.state.schemas.append(model)
+    app.state.schemas += (item for item in (model, errors) if item not in app.state.schemas)
 
 
 def add_get(app: FastAPI, path: str, endpoint: Callable[..., Any], *, summary: str, head: bool = False) -> None:
@@ -60,21 +68,24 @@ def add_get(app: FastAPI, path: str, endpoint: Callable[..., Any], *, summary: s
         app.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
 
 
-_ERROR: dict[str, Any] = {"application/json": {"schema": {"$ref": REF.format(model=ErrorResponse.__name__)}}}
-_ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"description": description, "content": _ERROR}
-    for status, description in {
-        400: "The request is wrong; `param` and `code` say where and how.",
-        401: "No API key, or a wrong one.",
-        404: "There is no such model.",
-        408: "The body did not arrive in time.",
-        413: "The body is too large.",
-        415: "The body is not JSON.",
-        500: "The server failed.",
-        503: "Loading, overloaded or shutting down; see Retry-After.",
-        504: "The request took longer than the server allows.",
-    }.items()
+_ERRORS = {
+    400: "The request is wrong; `param` and `code` say where and how.",
+    401: "No API key, or a wrong one.",
+    404: "There is no such model.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    415: "The body is not JSON.",
+    500: "The server failed.",
+    503: "Loading, overloaded or shutting down; see Retry-After.",
+    504: "The request took longer than the server allows.",
 }
+
+
+def _error_responses(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+    content = {"application/json": {"schema": {"$ref": REF.format(model=model.__name__)}}}
+    return {status: {"description": description, "content": content} for status, description in _ERRORS.items()}
+
+
 _OK: dict[int | str, dict[str, Any]] = {200: {"description": "Done."}}
 
 
@@ -82,7 +93,7 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
     """FastAPI's own, with the bodies that the handlers read themselves. Made once."""
     if app.openapi_schema is None:
         document = get_openapi(title="Pellucid", version=__version__, routes=app.routes)
-        models = [(model, "validation") for model in [*app.state.schemas, ErrorResponse]]
+        models = [(model, "validation") for model in app.state.schemas]
         _, definitions = models_json_schema(models, ref_template=REF)  # type: ignore[arg-type]
         document.setdefault("components", {})["schemas"] = definitions["$defs"]
         app.openapi_schema = document

@@ -246,9 +246,12 @@ def test_a_stream_that_fails_ends_with_an_error_event(scripted: RunningServer) -
     last = events_of(post(scripted, messages=[user(text("please fail"))], stream=True))[-1]
     assert (last["type"], last["error"]["type"]) == ("error", "api_error")
     client = anthropic.Anthropic(base_url=scripted.url, api_key="x", max_retries=0)
-    with pytest.raises(anthropic.APIStatusError), client.messages.stream(
-        model="m", max_tokens=8, messages=[{"role": "user", "content": "please fail"}]
-    ) as stream:
+    with (
+        pytest.raises(anthropic.APIStatusError),
+        client.messages.stream(
+            model="m", max_tokens=8, messages=[{"role": "user", "content": "please fail"}]
+        ) as stream,
+    ):
         stream.until_done()
 
 

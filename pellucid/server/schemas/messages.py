@@ -162,13 +162,28 @@ class MessagesRequest(CountTokensRequest):
     """How to go on from there. service_tier: there is one."""
 
     max_tokens: Annotated[int, Field(ge=1)]  # clamped to what the context leaves beside the prompt
-    stop_sequences: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP_SEQUENCES)] | None = None
+    stop_sequences: (
+        Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOP_SEQUENCES)] | None
+    ) = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+
+
+class AnthropicErrorDetail(BaseModel):
+    type: str
+    message: str
+
+
+class AnthropicErrorResponse(BaseModel):
+    """Every error of these routes."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+    request_id: str | None
 
 
 def unknown_fields(model: BaseModel, place: str = "") -> Iterator[str]:
