@@ -34,6 +34,16 @@ def serve(
     max_queue: Annotated[int, typer.Option(help="Requests that may wait; one more is refused with 503.")] = 256,
     request_timeout: Annotated[float, typer.Option(help="Seconds from arrival to last token; 0 is no limit.")] = 600.0,
     shutdown_timeout: Annotated[float, typer.Option(help="Seconds that running work may take after SIGTERM.")] = 30.0,
+    response_store: Annotated[
+        str,
+        typer.Option(
+            help="Database of stored responses: sqlite:///FILE, postgresql://USER@HOST/DB, or none.",
+            envvar="PELLUCID_RESPONSE_STORE",
+            show_envvar=True,
+        ),
+    ] = "",
+    response_max_count: Annotated[int, typer.Option(help="Stored responses that are kept at most.")] = 10_000,
+    response_max_age: Annotated[float, typer.Option(help="Days that an unused stored response is kept.")] = 30.0,
     access_log: Annotated[bool, typer.Option("--access-log", help="Log a line of JSON per request.")] = False,
 ) -> None:
     """Serve a model over HTTP: OpenAI's API on /v1, metrics on /metrics."""
@@ -48,6 +58,9 @@ def serve(
         max_queue=max_queue,
         request_timeout_s=request_timeout or None,
         shutdown_timeout_s=shutdown_timeout,
+        response_store=response_store,
+        response_max_count=response_max_count,
+        response_max_age_s=response_max_age * 24 * 3600,
         access_log=access_log,
     )
     with clean_errors():

@@ -13,6 +13,7 @@ from pellucid.server import (
     models,
     openai_chat,
     openai_completions,
+    openai_responses,
     operations,
     plain_generate,
     tokenization,
@@ -24,7 +25,16 @@ from pellucid.server.middleware.context import RequestContext
 from pellucid.server.responses import error_response
 from pellucid.server.state import ServerState
 
-ROUTES = (openai_chat, openai_completions, anthropic_messages, plain_generate, tokenization, models, operations)
+ROUTES = (
+    openai_chat,
+    openai_completions,
+    openai_responses,
+    anthropic_messages,
+    plain_generate,
+    tokenization,
+    models,
+    operations,
+)
 
 
 def build_app(state: ServerState) -> FastAPI:

@@ -25,6 +25,10 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: int = 16 * MIB
     max_header_bytes: int = 64 * 1024
     max_json_depth: int = 64
+    response_store: str = ""  # database URL of stored responses; "": SQLite in the user's data directory; "none"
+    response_max_count: int = 10_000  # responses kept; one more, and the one that was unused for longest goes
+    response_max_age_s: float = 30 * 24 * 3600.0
+    response_lease_s: float = 12.0  # a server that is silent for so long in the database is dead, and its work failed
     access_log: bool = False  # one line of JSON a request on stderr, without content
 
 
@@ -40,6 +44,19 @@ def check_options(options: ServerOptions) -> None:
         raise OptionsError(f"port={options.port} is not a port; it must be between 0 and 65535")
     if options.max_queue < 1:
         raise OptionsError(f"max_queue={options.max_queue} lets nothing in; it must be at least 1")
+    if options.response_max_count < 1:
+        raise OptionsError(
+            f"response_max_count={options.response_max_count} keeps nothing; --response-store none says so"
+        )
+    if not 0 < options.response_max_age_s < 1e10 or not 0 < options.response_lease_s < 1e6:
+        raise OptionsError("response_max_age_s and response_lease_s must be positive numbers of seconds")
+    if options.response_store not in ("", "none"):
+        from pellucid.server.responses_api.tables import parse_url  # slow to import, and rarely needed
+
+        try:
+            parse_url(options.response_store)
+        except ValueError as error:
+            raise OptionsError(f"--response-store: {error}") from error
     for name in ("request_timeout_s", "shutdown_timeout_s", "write_timeout_s", "body_timeout_s", "ping_interval_s"):
         value = getattr(options, name)
         if value is not None and not 0 <= value < 1e9:

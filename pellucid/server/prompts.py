@@ -37,7 +37,7 @@ def conversation_of(
     return Conversation(
         messages=[_as_dict(message) for message in body.messages],
         reasoning_effort=reasoning_effort,
-        template_variables=_template_variables(body.chat_template_kwargs),
+        template_variables=template_variables(body.chat_template_kwargs),
         add_generation_prompt=not body.continue_final_message and body.add_generation_prompt is not False,
         continue_final_message=bool(body.continue_final_message),
         truncate_to=truncate_to,
@@ -120,7 +120,7 @@ def _refuse_hopeless(llm: AsyncLLM, num_characters: int, param: str) -> None:
         raise context_length_exceeded(llm.ready.max_model_len, at_least, param=param, at_least=True)
 
 
-def _template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
+def template_variables(given: dict[str, Any] | None) -> dict[str, Any]:
     variables = dict(given or {})
     for name, value in variables.items():
         param = f"chat_template_kwargs.{shorten(name)}"

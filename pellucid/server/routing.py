@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.openapi.utils import get_openapi
@@ -23,10 +25,18 @@ Handler = Callable[[ServerState, Request, Model], Awaitable[Response]]
 REF = "#/components/schemas/{model}"
 
 
+@dataclass(frozen=True)
+class LazyModel(Generic[Model]):
+    """A request model whose module is slow to import: it is loaded for the first request, or for /openapi.json."""
+
+    name: str
+    load: Callable[[], type[Model]]
+
+
 def add_post(
     app: FastAPI,
     path: str,
-    model: type[Model],
+    model: type[Model] | LazyModel[Model],
     handler: Handler[Model],
     *,
     generates: bool,
@@ -36,26 +46,28 @@ def add_post(
     """generates: the route makes the engine work, so it is refused before its body is read when the queue is full.
     errors: the shape of its error bodies."""
     state: ServerState = app.state.server
+    name = model.name if isinstance(model, LazyModel) else model.__name__
     max_depth = state.options.max_json_depth
 
     async def endpoint(request: Request) -> Response:
         if generates:
             check_admission(state.engine(), state.metrics)
-        return await handler(state, request, await read_body(request, model, max_depth=max_depth))
+        loaded = await asyncio.to_thread(model.load) if isinstance(model, LazyModel) else model
+        return await handler(state, request, await read_body(request, loaded, max_depth=max_depth))
 
     app.add_api_route(
         path,
         endpoint,
         methods=["POST"],
         summary=summary,
-        description=(model.__doc__ or "").strip() or None,
+        description=None if isinstance(model, LazyModel) else (model.__doc__ or "").strip() or None,
         name=handler.__name__,
         response_model=None,
         responses=_error_responses(errors) | _OK,
         openapi_extra={
             "requestBody": {
                 "required": True,
-                "content": {"application/json": {"schema": {"$ref": REF.format(model=model.__name__)}}},
+                "content": {"application/json": {"schema": {"$ref": REF.format(model=name)}}},
             }
         },
     )
@@ -66,6 +78,14 @@ def add_get(app: FastAPI, path: str, endpoint: Callable[..., Any], *, summary: s
     app.add_api_route(path, endpoint, methods=["GET"], summary=summary, response_model=None, responses=_OK)
     if head:
         app.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
+
+
+def add_delete(app: FastAPI, path: str, endpoint: Callable[..., Any], *, summary: str) -> None:
+    app.add_api_route(path, endpoint, methods=["DELETE"], summary=summary, response_model=None, responses=_OK)
+
+
+def add_post_without_body(app: FastAPI, path: str, endpoint: Callable[..., Any], *, summary: str) -> None:
+    app.add_api_route(path, endpoint, methods=["POST"], summary=summary, response_model=None, responses=_OK)
 
 
 _ERRORS = {
@@ -93,7 +113,8 @@ def openapi_document(app: FastAPI) -> dict[str, Any]:
     """FastAPI's own, with the bodies that the handlers read themselves. Made once."""
     if app.openapi_schema is None:
         document = get_openapi(title="Pellucid", version=__version__, routes=app.routes)
-        models = [(model, "validation") for model in app.state.schemas]
+        loaded = (model.load() if isinstance(model, LazyModel) else model for model in app.state.schemas)
+        models = [(model, "validation") for model in loaded]
         _, definitions = models_json_schema(models, ref_template=REF)  # type: ignore[arg-type]
         document.setdefault("components", {})["schemas"] = definitions["$defs"]
         app.openapi_schema = document

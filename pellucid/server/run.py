@@ -62,9 +62,13 @@ class Server:
     async def run(self) -> int:
         with self._signal_handlers():
             http = asyncio.create_task(self._http.serve(sockets=[self._sock]))
+            starting = [
+                asyncio.ensure_future(hook()) for hook in self._state.on_start
+            ]  # kept: a loop forgets its tasks
             try:
                 return await self._live(http)
             finally:
+                await asyncio.gather(*starting, return_exceptions=True)
                 await self._end(http)
 
     async def _live(self, http: asyncio.Task[None]) -> int:
@@ -133,6 +137,8 @@ class Server:
         self._state.draining = True
         if self._state.llm is not None:
             await self._state.llm.shutdown()
+        for hook in self._state.on_end:
+            await hook()
         self._http.should_exit = True
         await asyncio.wait({http}, timeout=5)
         if not http.done():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 from pellucid import __version__
@@ -14,6 +15,8 @@ from pellucid.observability.metrics import Metrics, cache_config_labels
 from pellucid.server.errors import model_not_found, unavailable
 from pellucid.server.logprobs import TokenTexts
 from pellucid.server.options import ServerOptions
+
+Hook = Callable[[], Awaitable[None]]
 
 
 @dataclass
@@ -32,6 +35,8 @@ class ServerState:
     draining: bool = False
     unknown_fields: set[str] = field(default_factory=set)  # of the open dialects; each is logged once
     created: int = field(default_factory=lambda: int(time.time()))
+    on_start: list[Hook] = field(default_factory=list)  # once the port is taken; beside the loading of the model
+    on_end: list[Hook] = field(default_factory=list)  # once the engine has ended what ran
     _texts: TokenTexts | None = None
 
     def attach(self, llm: AsyncLLM) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -25,10 +25,20 @@ _HEADERS = [
 COMMENT_PING = b": ping\n\n"
 
 
-class EventWriter(Protocol):
-    """A dialect's half of a stream: outputs in, bytes of events out (perhaps none)."""
+class Source(Protocol):
+    """What a stream is read from: a Generation, or something stored that is read again."""
 
-    def output(self, prompt_index: int, output: RequestOutput) -> bytes: ...
+    def __aiter__(self) -> Source: ...
+
+    async def __anext__(self) -> tuple[int, Any]: ...
+
+    async def aclose(self) -> None: ...
+
+
+class EventWriter(Protocol):
+    """A dialect's half of a stream: outputs of the source in, bytes of events out (perhaps none)."""
+
+    def output(self, prompt_index: int, output: Any) -> bytes: ...
 
     async def end(self) -> bytes:
         """After the last output: usage, terminator."""
@@ -52,7 +62,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        generation: Generation,
+        generation: Source,
         writer: EventWriter,
         options: ServerOptions,
         headers: Mapping[str, str] | None = None,

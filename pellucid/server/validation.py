@@ -112,7 +112,8 @@ def _place(error: Any, value: Any) -> tuple[str | int, ...]:
             value = value[step]
     context = error.get("ctx", {})
     if error["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        place.append(context["discriminator"].strip("'"))
+        discriminator = context["discriminator"].strip("'")
+        place.append("type" if discriminator.endswith("()") else discriminator)  # a function of ours reads the type
     return (*place, *context.get("place", ()))
 
 

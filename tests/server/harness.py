@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -30,6 +31,8 @@ class RunningServer:
 
     def __init__(self, command: Sequence[str], *, key: str | None = None, **environment: str) -> None:
         path = os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")])
+        self._data = tempfile.TemporaryDirectory()  # nothing is stored in the home of whoever runs the tests
+        environment.setdefault("XDG_DATA_HOME", self._data.name)
         self.process = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
@@ -107,6 +110,7 @@ class RunningServer:
                 self.process.kill()
         for reader in self._readers:
             reader.join(5)
+        self._data.cleanup()
         return code
 
 

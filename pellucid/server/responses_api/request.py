@@ -1,0 +1,192 @@
+"""A request as what the rest works with: a Conversation, sampling parameters, and the response that will be filled."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from pellucid.sampling.params import SamplingParams, StructuredOutputsParams
+from pellucid.server.conversation import Conversation, JsonObject, Prepared
+from pellucid.server.errors import ApiError, context_length_exceeded, invalid
+from pellucid.server.preparation import prepare
+from pellucid.server.prompts import template_variables
+from pellucid.server.responses_api.events import OutputOptions
+from pellucid.server.responses_api.ids import new_id
+from pellucid.server.responses_api.items import complete_item, messages_of
+from pellucid.server.responses_api.tools import Toolbox
+from pellucid.server.sampling import sampling_params
+from pellucid.server.schemas.common import SamplingFields
+from pellucid.server.schemas.responses import SHARED_SAMPLING_FIELDS, JsonSchemaFormat, ResponsesRequest
+from pellucid.server.state import ServerState
+
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """items: this request's own input, complete, references resolved. num_top_logprobs: None for no logprobs at all."""
+
+    body: ResponsesRequest
+    response: JsonObject
+    items: list[JsonObject]
+    conversation: Conversation
+    toolbox: Toolbox
+    options: OutputOptions
+    num_top_logprobs: int | None
+
+    def sampling(self, prepared: Prepared) -> SamplingParams:
+        body = self.body
+        fields = SamplingFields.model_construct(**{name: getattr(body, name) for name in SHARED_SAMPLING_FIELDS})
+        return sampling_params(
+            fields,
+            max_tokens=body.max_output_tokens,
+            logprobs=self.num_top_logprobs,
+            structured_outputs=prepared.constraint,
+            reasoning=prepared.reasoning,
+        )
+
+
+def check(body: ResponsesRequest, *, can_store: bool) -> bool:
+    """What a schema can't say; returns whether the response is to be stored. Raises ApiError."""
+    if body.stream_options is not None and not body.stream:
+        raise invalid(
+            "The 'stream_options' parameter is only allowed when 'stream' is enabled.",
+            code=None,
+            param="stream_options",
+        )
+    store = can_store if body.store is None else body.store
+    if store and not can_store:
+        raise invalid("This server keeps no responses: 'store' has to be false.",
+                      code="unsupported_parameter", param="store")  # fmt: skip
+    if body.background and not store:
+        raise invalid("Background mode requires 'store' to be true.", param="background")
+    if body.previous_response_id is not None and not can_store:
+        raise invalid("This server keeps no responses: 'previous_response_id' can't be used.",
+                      code="unsupported_parameter", param="previous_response_id")  # fmt: skip
+    return store
+
+
+def make_plan(
+    body: ResponsesRequest, state: ServerState, *, history: list[JsonObject], items: list[JsonObject], store: bool
+) -> Plan:
+    """history: the items of the responses before this one, the oldest first. Raises ApiError."""
+    toolbox = Toolbox(body.tools)
+    text_format = body.text.format if body.text else None
+    reasoning = body.reasoning
+    summary = (reasoning.summary or reasoning.generate_summary) if reasoning else None
+    include = set(body.include or ())
+    with_logprobs = LOGPROBS in include or bool(body.top_logprobs)
+    parallel = body.parallel_tool_calls is not False
+    conversation = Conversation(
+        messages=messages_of(body.instructions, [*history, *items], toolbox),
+        param="input",
+        tools=toolbox.tools,
+        tool_choice=toolbox.choice(body),
+        parallel_tool_calls=parallel,
+        reasoning_effort=reasoning.effort if reasoning else None,
+        constraint=_constraint(text_format),
+        template_variables=template_variables(body.chat_template_kwargs),
+    )
+    if not conversation.messages:
+        raise invalid("Invalid 'input': there is nothing to answer.", param="input")
+    limits = [limit for limit in (body.max_tool_calls, None if parallel else 1) if limit is not None]
+    options = OutputOptions(
+        reasoning_as_summary=summary is not None,
+        encrypted_reasoning=ENCRYPTED_REASONING in include,
+        logprobs=with_logprobs,
+        max_calls=min(limits, default=None),
+    )
+    response = {
+        "id": new_id("response"),
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "background": bool(body.background),
+        "completed_at": None,
+        "error": None,
+        "incomplete_details": None,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "model": state.model_name,
+        "output": [],
+        "parallel_tool_calls": parallel,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": conversation.reasoning_effort, "summary": summary},
+        "safety_identifier": body.safety_identifier,
+        "service_tier": "default",
+        "store": store,
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "text": {"format": _dumped(text_format) if text_format else {"type": "text"}, "verbosity": "medium"},
+        "tool_choice": _dumped(body.tool_choice) if body.tool_choice is not None else "auto",
+        "tools": toolbox.echo,
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "truncation": body.truncation or "disabled",
+        "usage": None,
+        "user": body.user,
+        "metadata": body.metadata or {},
+    }
+    num_top = (body.top_logprobs or 0) if with_logprobs else None
+    return Plan(body, response, items, conversation, toolbox, options, num_top)
+
+
+def own_items(body: ResponsesRequest) -> list[JsonObject]:
+    """The request's input in complete items; references still are references."""
+    return [complete_item(item) for item in ([body.input] if isinstance(body.input, str) else body.input)]
+
+
+async def prepare_within(state: ServerState, plan: Plan) -> Prepared:
+    """The prompt; with truncation "auto" as much of the conversation's end as fits. Raises ApiError.
+
+    Instructions stay, whole turns go: a cut never parts a call from its result. Room is left for max_output_tokens
+    (at most half of the context), a quarter of the context where none are given.
+    """
+    conversation = plan.conversation
+    if plan.body.truncation != "auto":
+        return await prepare(state, conversation)
+    context = state.ready.max_model_len
+    wanted = plan.body.max_output_tokens
+    limit = context - (context // 4 if wanted is None else min(wanted, context // 2))
+    messages = conversation.messages
+    num_kept = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    cuts = [i for i in range(num_kept, len(messages)) if messages[i]["role"] != "tool"]
+    best: Prepared | None = None
+    low, high = 0, len(cuts) - 1
+    attempt = 0  # most conversations fit whole
+    while low <= high:
+        shorter = replace(conversation, messages=messages[:num_kept] + messages[cuts[attempt] :])
+        try:
+            prepared = await prepare(state, shorter)
+            num_tokens = len(prepared.prompt_token_ids)
+        except ApiError as error:
+            if error.code != "context_length_exceeded":
+                raise
+            prepared, num_tokens = None, context + 1
+        if prepared is not None and num_tokens <= limit:
+            best, high = prepared, attempt - 1
+        else:
+            low = attempt + 1
+        attempt = (low + high) // 2
+    if best is None:
+        if not cuts:
+            return await prepare(state, conversation)
+        raise context_length_exceeded(context, num_tokens, param="input")
+    return best
+
+
+def _constraint(text_format: Any) -> StructuredOutputsParams | None:
+    if text_format is None or text_format.type == "text":
+        return None
+    if isinstance(text_format, JsonSchemaFormat):
+        return StructuredOutputsParams(json=msgspec.json.encode(text_format.schema_).decode())
+    return StructuredOutputsParams(json_object=True)
+
+
+def _dumped(value: Any) -> Any:
+    return value if isinstance(value, str) else value.model_dump(mode="json", by_alias=True, exclude_none=True)

@@ -1,0 +1,122 @@
+"""The database of stored responses, SQLite in a file or PostgreSQL by URL: its tables, and how to connect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import platformdirs
+import sqlalchemy as sa
+
+LOCK_TIMEOUT_S = 5  # a writer waits so long for another one
+STATEMENT_TIMEOUT_MS = 10_000
+CONNECT_TIMEOUT_S = 5
+NUM_THREADS = 4
+
+metadata = sa.MetaData()
+
+# response: the object as the API gives it; input: the request's own items. Both are JSON text.
+# used_at: seconds of time.time() of the last response that built on this one; retention goes by it.
+# owner: the server that works on it, while status is queued or in_progress. size_bytes: of input and response.
+responses = sa.Table(
+    "pellucid_responses",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("previous_id", sa.String(64)),
+    sa.Column("status", sa.String(16), nullable=False, index=True),
+    sa.Column("owner", sa.String(64)),
+    sa.Column("background", sa.Boolean, nullable=False),
+    sa.Column("has_events", sa.Boolean, nullable=False),
+    sa.Column("used_at", sa.Float, nullable=False, index=True),
+    sa.Column("size_bytes", sa.BigInteger, nullable=False),
+    sa.Column("input", sa.Text, nullable=False),
+    sa.Column("response", sa.Text, nullable=False),
+)
+
+# Where an item can be found, for references to it.
+items = sa.Table(
+    "pellucid_response_items",
+    metadata,
+    sa.Column("response_id", sa.String(64), primary_key=True),
+    sa.Column("item_id", sa.String(128), primary_key=True, index=True),
+)
+
+# The stream of a background response, so that it can be followed from anywhere, and again.
+events = sa.Table(
+    "pellucid_response_events",
+    metadata,
+    sa.Column("response_id", sa.String(64), primary_key=True),
+    sa.Column("sequence_number", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("type", sa.String(64), nullable=False),
+    sa.Column("data", sa.Text, nullable=False),
+)
+
+# Servers that work on background responses. A server that lives goes on counting; no clock is compared.
+servers = sa.Table(
+    "pellucid_servers",
+    metadata,
+    sa.Column("id", sa.String(64), primary_key=True),
+    sa.Column("beats", sa.BigInteger, nullable=False),
+)
+
+
+def default_url() -> str:
+    """A file in the user's data directory (XDG_DATA_HOME counts)."""
+    return f"sqlite:///{Path(platformdirs.user_data_dir('pellucid', appauthor=False)) / 'responses.sqlite3'}"
+
+
+def parse_url(text: str) -> sa.URL:
+    """Raises ValueError, in words for whoever started the server, for what is not SQLite or PostgreSQL."""
+    try:
+        url = sa.make_url(text)
+    except (sa.exc.ArgumentError, ValueError) as error:
+        raise ValueError("it is no database URL; write sqlite:///FILE or postgresql://USER@HOST/DATABASE") from error
+    backend = url.get_backend_name() if url.drivername != "postgres" else "postgresql"
+    if backend == "postgresql":
+        return url.set(drivername="postgresql+psycopg")
+    if backend != "sqlite":
+        raise ValueError(f"it names {backend}; SQLite and PostgreSQL are supported")
+    if not url.database or url.database == ":memory:":
+        raise ValueError("a database in memory would be lost between connections; write sqlite:///FILE")
+    return url.set(drivername="sqlite")
+
+
+def connect(url: sa.URL) -> sa.Engine:
+    """An engine whose tables exist. Raises SQLAlchemyError, OSError, or ImportError without PostgreSQL's driver."""
+    if url.get_backend_name() == "sqlite":
+        Path(str(url.database)).expanduser().parent.mkdir(parents=True, exist_ok=True)
+        url = url.set(database=str(Path(str(url.database)).expanduser()))
+        engine = sa.create_engine(
+            url, connect_args={"timeout": LOCK_TIMEOUT_S, "check_same_thread": False}, pool_size=NUM_THREADS
+        )
+        sa.event.listen(engine, "connect", _prepare_sqlite)
+    else:
+        engine = sa.create_engine(
+            url,
+            connect_args={
+                "connect_timeout": CONNECT_TIMEOUT_S,
+                "options": f"-c statement_timeout={STATEMENT_TIMEOUT_MS} -c lock_timeout={LOCK_TIMEOUT_S * 1000}",
+            },
+            pool_size=NUM_THREADS,
+            pool_pre_ping=True,  # the database may have been restarted meanwhile
+        )
+    try:
+        _create_tables(engine)
+    except BaseException:
+        engine.dispose()
+        raise
+    return engine
+
+
+def _create_tables(engine: sa.Engine) -> None:
+    """Two servers may do it at once: the second is told that they exist, and looks again."""
+    try:
+        metadata.create_all(engine)
+    except (sa.exc.ProgrammingError, sa.exc.IntegrityError, sa.exc.OperationalError):
+        metadata.create_all(engine)
+
+
+def _prepare_sqlite(connection: object, record: object) -> None:
+    cursor = connection.cursor()  # type: ignore[attr-defined]
+    cursor.execute("PRAGMA journal_mode=WAL")  # readers do not wait for a writer
+    cursor.execute("PRAGMA synchronous=NORMAL")
+    cursor.close()
