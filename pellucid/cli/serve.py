@@ -44,6 +44,12 @@ def serve(
     ] = "",
     response_max_count: Annotated[int, typer.Option(help="Stored responses that are kept at most.")] = 10_000,
     response_max_age: Annotated[float, typer.Option(help="Days that an unused stored response is kept.")] = 30.0,
+    tool_call_parser: Annotated[
+        str, typer.Option(help="How the model writes tool calls; auto reads it off the chat template.")
+    ] = "auto",
+    reasoning_parser: Annotated[
+        str, typer.Option(help="How the model marks its reasoning; auto reads it off template and vocabulary.")
+    ] = "auto",
     access_log: Annotated[bool, typer.Option("--access-log", help="Log a line of JSON per request.")] = False,
 ) -> None:
     """Serve a model over HTTP: OpenAI's API on /v1, metrics on /metrics."""
@@ -61,6 +67,8 @@ def serve(
         response_store=response_store,
         response_max_count=response_max_count,
         response_max_age_s=response_max_age * 24 * 3600,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
         access_log=access_log,
     )
     with clean_errors():

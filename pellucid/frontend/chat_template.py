@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Template
+from jinja2 import Template, meta
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
 
 from pellucid.frontend.template_sandbox import MAX_SIZE, ChatTemplateEnvironment, TemplateRefusal, metered
@@ -43,6 +43,16 @@ class ChatTemplate:
     def source(self) -> str | None:
         """The text of the template that conversations without tools are rendered by."""
         return self.sources.get("default")
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the model's makers tell it in the template what it may call."""
+        if "tool_use" in self.sources:
+            return True
+        try:
+            return "tools" in meta.find_undeclared_variables(self._environment.parse(self.source or ""))
+        except (TemplateError, RecursionError):
+            return False  # rendering says what is wrong with it
 
     def render(
         self,

@@ -38,14 +38,18 @@ class IncrementalDetokenizer:
     decoder gives up the whole run; here the characters, which a stream has shown already, stay.
 
     prompt_token_ids: the output continues them. A code point that they leave open may be completed by the output and
-    is then part of it.
+    is then part of it. shown_token_ids: special tokens that are not skipped with the others.
     """
 
     def __init__(
-        self, table: TokenTable, prompt_token_ids: Sequence[int] = (), skip_special_tokens: bool = True
+        self,
+        table: TokenTable,
+        prompt_token_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        shown_token_ids: Sequence[int] = (),
     ) -> None:
         self._table = table
-        self._skipped = table.special_token_ids if skip_special_tokens else frozenset()
+        self._skipped = table.special_token_ids.difference(shown_token_ids) if skip_special_tokens else frozenset()
         self._stream: _ByteLevelStream | _ByteFallbackStream = (
             _ByteFallbackStream() if table.has_byte_fallback else _ByteLevelStream()
         )

@@ -34,7 +34,9 @@ class CompletionProcessor:
         self._includes_stop = params.include_stop_str_in_output
         self._has_logprobs = params.logprobs is not None
         self._detokenizer = (
-            IncrementalDetokenizer(table, prompt_token_ids, params.skip_special_tokens) if params.detokenize else None
+            IncrementalDetokenizer(table, prompt_token_ids, params.skip_special_tokens, params.shown_special_token_ids)
+            if params.detokenize
+            else None
         )
         self._stop = StopStrings(params.stop, self._includes_stop) if params.stop and self._detokenizer else None
         self._text_length = 0  # characters detokenized

@@ -61,6 +61,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     logprobs: int | None = None  # how many alternatives beside the sampled token; None: none at all
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    shown_special_token_ids: tuple[int, ...] = ()  # these are not skipped: markers that a parser looks for
     detokenize: bool = True
     structured_outputs: StructuredOutputsParams | None = None
     reasoning: ReasoningParams | None = None  # None: every token is content

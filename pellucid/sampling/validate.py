@@ -97,6 +97,7 @@ def _check_numbers(params: SamplingParams, limits: SamplingLimits) -> None:
 def _check_lists(params: SamplingParams, limits: SamplingLimits) -> None:
     _strings("stop", params.stop, limits.max_stop_strings, limits.max_stop_string_length)
     _list("stop_token_ids", params.stop_token_ids, limits.max_stop_token_ids)
+    _list("shown_special_token_ids", params.shown_special_token_ids, limits.max_stop_token_ids)
     if params.allowed_token_ids is not None:
         _list("allowed_token_ids", params.allowed_token_ids, MAX_COUNT, at_least_one=True)
     if params.bad_words is not None:
@@ -116,6 +117,7 @@ def _check_lists(params: SamplingParams, limits: SamplingLimits) -> None:
 
 def _check_token_ids(params: SamplingParams, vocab_size: int | None) -> None:
     _token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    _token_ids("shown_special_token_ids", params.shown_special_token_ids, vocab_size)
     _token_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
     _token_ids("logit_bias", params.logit_bias or (), vocab_size)
     for i, word in enumerate(params.bad_words_token_ids or ()):

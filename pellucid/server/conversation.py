@@ -1,29 +1,22 @@
 """What every chat dialect asks for, in one form: the dialects translate into it, and nothing after them knows which.
 
-A dialect makes a Conversation, calls `prepare`, submits its token ids with its SamplingParams, and puts each choice's
-text through a parser of its own from `Prepared.parser()`.
+A dialect makes a Conversation, calls `prepare`, submits its token ids with `Prepared.applied_to(params)`, and
+puts each choice's text through a parser of its own from `Prepared.parser()`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
+
+import msgspec
 
 from pellucid.frontend.answer import AnswerParser, PlainAnswer
-from pellucid.sampling.params import ReasoningParams, StructuredOutputsParams
+from pellucid.frontend.tools import JsonObject, Tool
+from pellucid.sampling.params import ReasoningParams, SamplingParams, StructuredOutputsParams
 
-JsonObject = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A function the model may call."""
-
-    name: str
-    description: str | None = None
-    parameters: JsonObject | None = None  # JSON schema; None: takes no arguments
-    strict: bool = False  # the arguments always fit the schema
+__all__ = ["Conversation", "JsonObject", "Prepared", "Tool", "ToolChoice"]
 
 
 @dataclass(frozen=True)
@@ -56,9 +49,19 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Prepared:
-    """constraint, reasoning: what decoding has to obey, for SamplingParams.structured_outputs and .reasoning."""
+    """constraint, reasoning: what decoding has to obey. shown_token_ids: special tokens that the parser has to see."""
 
     prompt_token_ids: list[int]
     constraint: StructuredOutputsParams | None = None
     reasoning: ReasoningParams | None = None
+    shown_token_ids: tuple[int, ...] = ()
     parser: Callable[[], AnswerParser] = PlainAnswer
+
+    def applied_to(self, params: SamplingParams) -> SamplingParams:
+        """The request's parameters with what its conversation asks for."""
+        return msgspec.structs.replace(
+            params,
+            structured_outputs=self.constraint,
+            reasoning=self.reasoning,
+            shown_special_token_ids=self.shown_token_ids,
+        )

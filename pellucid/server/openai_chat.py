@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import time
 import uuid
+from dataclasses import replace
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
+from pellucid.frontend.answer import AnswerDelta
 from pellucid.frontend.outputs import CompletionOutput, RequestOutput
-from pellucid.server.errors import invalid, unsupported
+from pellucid.server.conversation import Prepared
+from pellucid.server.errors import invalid
 from pellucid.server.events import ChunkWriter, encode
 from pellucid.server.generation import Generation, Submission, submit
 from pellucid.server.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from pellucid.server.middleware.context import digest_of, record_of
+from pellucid.server.openai_answer import ChatAnswer, chunk_deltas
 from pellucid.server.preparation import prepare
 from pellucid.server.prompts import conversation_of
 from pellucid.server.responses import json_response
@@ -23,6 +27,7 @@ from pellucid.server.sampling import sampling_params
 from pellucid.server.schemas.chat import ChatCompletionRequest
 from pellucid.server.state import ServerState
 from pellucid.server.streaming import EventStream, collect
+from pellucid.server.tool_choice import tool_choice_of, tools_of
 
 
 def add_routes(app: FastAPI) -> None:
@@ -43,8 +48,12 @@ async def create_chat_completion(state: ServerState, request: Request, body: Cha
     if user := body.safety_identifier or body.user:
         record.user_digest = digest_of(user)
     llm = state.engine()
-    conversation = conversation_of(
-        body, truncate_to=body.truncate_prompt_tokens, reasoning_effort=body.reasoning_effort
+    tools = tools_of(body.tools)
+    conversation = replace(
+        conversation_of(body, truncate_to=body.truncate_prompt_tokens, reasoning_effort=body.reasoning_effort),
+        tools=tools,
+        tool_choice=tool_choice_of(body, tools),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
     )
     prepared = await prepare(state, conversation)
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -52,9 +61,8 @@ async def create_chat_completion(state: ServerState, request: Request, body: Cha
         body,
         max_tokens=max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        structured_outputs=prepared.constraint,
-        reasoning=prepared.reasoning,
     )
+    params = prepared.applied_to(params)
     generation = submit(
         llm,
         Submission([prepared.prompt_token_ids], params, "messages", body.priority or 0, body.cache_salt),
@@ -71,22 +79,15 @@ async def create_chat_completion(state: ServerState, request: Request, body: Cha
         "system_fingerprint": state.fingerprint,
     }
     if body.stream:
-        return EventStream(generation, ChatWriter(generation, head, body, state.texts), state.options)
+        return EventStream(generation, ChatWriter(generation, head, body, state.texts, prepared), state.options)
     outputs = await collect(generation, request.receive, record)
     if outputs is None:
         return Response()
-    return json_response(_completion(head, generation, outputs[0], body, state.texts))
+    return json_response(_completion(head, generation, outputs[0], body, state.texts, prepared))
 
 
 def _check(body: ChatCompletionRequest) -> None:
     """What a schema can't say. Raises ApiError."""
-    if body.tools:
-        raise unsupported("tools", "is not supported by this server yet.")
-    if body.tool_choice == "auto" or body.parallel_tool_calls is not None:
-        param = "tool_choice" if body.tool_choice == "auto" else "parallel_tool_calls"
-        raise invalid(
-            f"Invalid value for '{param}': '{param}' is only allowed when 'tools' are specified.", param=param
-        )
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise invalid(
             "Setting 'max_tokens' and 'max_completion_tokens' at the same time is not supported.", param="max_tokens"
@@ -106,16 +107,22 @@ def _check(body: ChatCompletionRequest) -> None:
 
 
 def _completion(
-    head: dict[str, Any], generation: Generation, output: RequestOutput, body: ChatCompletionRequest, texts: TokenTexts
+    head: dict[str, Any],
+    generation: Generation,
+    output: RequestOutput,
+    body: ChatCompletionRequest,
+    texts: TokenTexts,
+    prepared: Prepared,
 ) -> dict[str, Any]:
     choices = []
     for choice in output.outputs:
         assert choice.finish_reason is not None
+        answer = ChatAnswer(prepared.parser())
         shaped = {
             "index": choice.index,
-            "message": {"role": "assistant", "content": choice.text, "refusal": None},
+            "message": answer.whole(choice.text),
             "logprobs": _logprobs(choice, body, texts),
-            "finish_reason": choice.finish_reason.value,
+            "finish_reason": answer.finish_reason(choice.finish_reason),
             "stop_reason": choice.stop_reason,
             "seed": choice.seed,
         }
@@ -142,33 +149,49 @@ class ChatWriter(ChunkWriter):
     """chat.completion.chunk: the role first and alone, then text as it comes, then why it ended."""
 
     def __init__(
-        self, generation: Generation, head: dict[str, Any], body: ChatCompletionRequest, texts: TokenTexts
+        self,
+        generation: Generation,
+        head: dict[str, Any],
+        body: ChatCompletionRequest,
+        texts: TokenTexts,
+        prepared: Prepared,
     ) -> None:
         options = body.stream_options
         super().__init__(generation, head, include_usage=bool(options and options.include_usage))
         self._body = body
         self._texts = texts
         self._plain = body.logprobs is not True and not body.return_token_ids
-        self._begun: set[int] = set()
+        self._parser = prepared.parser
+        self._answers: dict[int, ChatAnswer] = {}
         self._told_prompt = False
 
     def choices(self, prompt_index: int, output: RequestOutput) -> list[bytes]:
         chunks: list[bytes] = []
         for choice in output.outputs:
-            if choice.index not in self._begun:
-                self._begun.add(choice.index)
+            answer = self._answers.get(choice.index)
+            if answer is None:
+                answer = self._answers[choice.index] = ChatAnswer(self._parser())
                 chunks.append(self._first(choice, output))
-            if self._plain:  # the usual case, and the only work done per token
-                if choice.text:
-                    chunks.append(
-                        b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}'
-                        % (choice.index, encode(choice.text))
-                    )
+            delta = answer.push(choice.text)
+            if self._plain:
+                chunks += self._deltas(choice.index, delta)
             elif choice.text or choice.token_ids:
-                chunks.append(self._detailed(choice))
+                chunks += self._detailed(choice, delta)
             if choice.finish_reason is not None:
-                chunks.append(self._last(choice))
+                chunks += self._deltas(choice.index, answer.finish())
+                chunks.append(self._last(choice, answer.finish_reason(choice.finish_reason)))
         return chunks
+
+    def _deltas(self, index: int, delta: AnswerDelta) -> list[bytes]:
+        if delta.content and not delta.reasoning and not delta.tool_calls:  # the usual case
+            return [
+                b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}'
+                % (index, encode(delta.content))
+            ]
+        return [
+            encode({"index": index, "delta": shaped, "logprobs": None, "finish_reason": None})
+            for shaped in chunk_deltas(delta)
+        ]
 
     def _first(self, choice: CompletionOutput, output: RequestOutput) -> bytes:
         delta = {"role": "assistant", "content": ""}
@@ -180,25 +203,27 @@ class ChatWriter(ChunkWriter):
         self._told_prompt = True
         return encode(chunk)
 
-    def _detailed(self, choice: CompletionOutput) -> bytes:
+    def _detailed(self, choice: CompletionOutput, delta: AnswerDelta) -> list[bytes]:
+        """What is known of the tokens comes with the first of the chunks that their text makes."""
+        first, *others = chunk_deltas(delta) or [{"content": ""}]
         chunk = {
             "index": choice.index,
-            "delta": {"content": choice.text},
+            "delta": first,
             "logprobs": _logprobs(choice, self._body, self._texts),
             "finish_reason": None,
         }
         if self._body.return_token_ids:
             chunk["token_ids"] = choice.token_ids
-        return encode(chunk)
+        rest = [{"index": choice.index, "delta": shaped, "logprobs": None, "finish_reason": None} for shaped in others]
+        return [encode(chunk), *map(encode, rest)]
 
-    def _last(self, choice: CompletionOutput) -> bytes:
-        assert choice.finish_reason is not None
+    def _last(self, choice: CompletionOutput, finish_reason: str) -> bytes:
         return encode(
             {
                 "index": choice.index,
                 "delta": {},
                 "logprobs": None,
-                "finish_reason": choice.finish_reason.value,
+                "finish_reason": finish_reason,
                 "stop_reason": choice.stop_reason,
                 "seed": choice.seed,
             }

@@ -6,6 +6,8 @@ import ipaddress
 
 import msgspec
 
+from pellucid.frontend.parsing.formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
+
 MIB = 1024 * 1024
 
 
@@ -29,6 +31,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     response_max_count: int = 10_000  # responses kept; one more, and the one that was unused for longest goes
     response_max_age_s: float = 30 * 24 * 3600.0
     response_lease_s: float = 12.0  # a server that is silent for so long in the database is dead, and its work failed
+    tool_call_parser: str = AUTO  # how the model writes tool calls: a name of TOOL_FORMATS, "auto" or "none"
+    reasoning_parser: str = AUTO  # how it marks its reasoning: a name of REASONING_FORMATS, "auto" or "none"
     access_log: bool = False  # one line of JSON a request on stderr, without content
 
 
@@ -57,6 +61,9 @@ def check_options(options: ServerOptions) -> None:
             parse_url(options.response_store)
         except ValueError as error:
             raise OptionsError(f"--response-store: {error}") from error
+    for name, known in (("tool_call_parser", TOOL_FORMATS), ("reasoning_parser", REASONING_FORMATS)):
+        if (value := getattr(options, name)) not in (AUTO, NONE, *known):
+            raise OptionsError(f"{name}={value} is not known; there are {AUTO}, {NONE}, {', '.join(known)}")
     for name in ("request_timeout_s", "shutdown_timeout_s", "write_timeout_s", "body_timeout_s", "ping_interval_s"):
         value = getattr(options, name)
         if value is not None and not 0 <= value < 1e9:

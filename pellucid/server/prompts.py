@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -44,8 +44,12 @@ def conversation_of(
     )
 
 
-async def render_chat(llm: AsyncLLM, conversation: Conversation) -> list[int]:
-    """Raises ApiError where the model has no template, or its template refuses the conversation (quoting it)."""
+async def render_chat(
+    llm: AsyncLLM, conversation: Conversation, tools: Sequence[dict[str, Any]] | None = None
+) -> list[int]:
+    """tools: for the template, in the form that templates read.
+
+    Raises ApiError where the model has no template, or its template refuses the conversation (quoting it)."""
     variables = dict(conversation.template_variables)
     if (effort := conversation.reasoning_effort) is not None:
         variables.setdefault("reasoning_effort", effort)
@@ -60,6 +64,7 @@ async def render_chat(llm: AsyncLLM, conversation: Conversation) -> list[int]:
             messages,
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
+            tools=tools,
             **variables,
         )
 

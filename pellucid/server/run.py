@@ -81,6 +81,8 @@ class Server:
                 return self._exit_code()
             loading.result()
             ready = self._state.ready
+            for warning in self._state.formats.warnings:
+                print(f"warning: {warning}", file=sys.stderr, flush=True)
             print(greeting(url_of(self._sock), self._state.model_name, ready, bool(self._options.api_keys)), flush=True)
             failing = asyncio.create_task(self._engine_failed())
             await asyncio.wait({failing, stopping, http}, return_when=asyncio.FIRST_COMPLETED)

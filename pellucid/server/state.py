@@ -11,6 +11,7 @@ from pellucid import __version__
 from pellucid.core.messages import EngineReady
 from pellucid.engine.client import EngineState
 from pellucid.frontend.async_llm import AsyncLLM
+from pellucid.frontend.parsing.formats import AnswerFormats, find_formats
 from pellucid.observability.metrics import Metrics, cache_config_labels
 from pellucid.server.errors import model_not_found, unavailable
 from pellucid.server.logprobs import TokenTexts
@@ -24,6 +25,7 @@ class ServerState:
     """llm: None until the model's files are here and its tokenizer is loaded; `progress` tells how far that is.
 
     model_name: the name the API shows. aliases: other names it answers to, such as the one typed on the command line.
+    formats: how the model writes calls and reasoning.
     """
 
     options: ServerOptions
@@ -37,6 +39,7 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
     on_start: list[Hook] = field(default_factory=list)  # once the port is taken; beside the loading of the model
     on_end: list[Hook] = field(default_factory=list)  # once the engine has ended what ran
+    formats: AnswerFormats = field(default_factory=AnswerFormats)
     _texts: TokenTexts | None = None
 
     def attach(self, llm: AsyncLLM) -> None:
@@ -45,6 +48,8 @@ class ServerState:
         self.metrics.count_waiting = lambda: llm.num_waiting
         llm.event_listeners.append(self.metrics.on_events)
         self._texts = TokenTexts(llm.tokenizer.token_bytes)
+        options = self.options
+        self.formats = find_formats(llm.tokenizer, options.tool_call_parser, options.reasoning_parser)
 
     def engine(self) -> AsyncLLM:
         """Raises ApiError (503) where there is none to ask yet."""

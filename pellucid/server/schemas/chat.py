@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -103,6 +103,44 @@ class ChatPrompt(StrictModel):
     )
 
 
+MAX_TOOLS = 512
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.:/-]{1,128}$")]
+
+
+class FunctionDefinition(StrictModel):
+    name: FunctionName
+    description: str | None = None
+    parameters: JsonObject | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(StrictModel):
+    type: Literal["function"]
+    function: FunctionDefinition
+
+
+class FunctionReference(StrictModel):
+    name: str
+
+
+class NamedTool(StrictModel):
+    type: Literal["function"]
+    function: FunctionReference
+
+
+class AllowedTools(StrictModel):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedToolsChoice(StrictModel):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+ToolChoiceObject = Annotated[NamedTool | AllowedToolsChoice, Field(discriminator="type")]
+
+
 class ResponseFormat(StrictModel):
     type: Literal["text"]
 
@@ -120,6 +158,6 @@ class ChatCompletionRequest(ChatPrompt, SamplingFields, StreamFields, ClientFiel
     modalities: list[Literal["text"]] | None = None
     verbosity: Literal["medium"] | None = None
     store: Literal[False] | None = None
-    tools: list[Any] | None = Field(None, json_schema_extra={"maxItems": 0})
-    tool_choice: Literal["none", "auto"] | None = None
+    tools: Annotated[list[FunctionTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoiceObject | None = None
     parallel_tool_calls: bool | None = None

@@ -1,0 +1,189 @@
+"""Every way of cutting a text gives the parse of the whole, for every format; what is no call is lost to nobody."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pellucid.frontend.answer import AnswerParser
+from pellucid.frontend.parsing.answer_parser import answer_parser
+from pellucid.frontend.parsing.formats import REASONING_FORMATS, TOOL_FORMATS
+from pellucid.frontend.tools import Tool
+
+THINK = REASONING_FORMATS["think"]
+TOOLS = (
+    Tool("get_weather", "Weather", {"type": "object", "properties": {"city": {"type": "string"}}}),
+    Tool(
+        "mix",
+        None,
+        {
+            "type": "object",
+            "properties": {
+                "text": {"type": "string"},
+                "n": {"type": "integer"},
+                "flag": {"type": "boolean"},
+                "list": {"type": "array", "items": {"type": "string"}},
+                "inner": {"type": "object"},
+            },
+        },
+    ),
+    Tool("now"),
+)
+ARGUMENTS = {
+    "text": 'a "q" \\ }] \n </tool_call> ü 東京 🙂',
+    "n": -3,
+    "flag": True,
+    "list": ["x", "]"],
+    "inner": {"a": None},
+}
+
+NO_CALLS = ("", "  Hello {world} [1] <b>x</b> \n", "<tool", "{", "[", '{"name": "unknown"}', "<think", "a <think> b")
+
+
+@dataclass
+class Parsed:
+    reasoning: str = ""
+    content: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def values(self) -> list[tuple[str, object]]:
+        return [(name, json.loads(arguments)) for name, arguments in self.calls]
+
+
+def parse(parser: AnswerParser, pieces: list[str]) -> Parsed:
+    parsed = Parsed()
+    for delta in [*map(parser.push, pieces), parser.finish()]:
+        parsed.reasoning += delta.reasoning
+        parsed.content += delta.content
+        for call in delta.tool_calls:
+            if call.name is not None:
+                assert call.index == len(parsed.calls)
+                parsed.calls.append((call.name, call.arguments))
+            else:
+                name, arguments = parsed.calls[call.index]
+                parsed.calls[call.index] = name, arguments + call.arguments
+    return parsed
+
+
+def whole(name: str, text: str, *, is_open: bool = False) -> Parsed:
+    """The parse of a text, which is that of its characters one by one."""
+    results = [
+        parse(answer_parser(THINK, is_open=is_open, calls=TOOL_FORMATS[name].parser(TOOLS)), pieces)
+        for pieces in ([text], list(text))
+    ]
+    assert results[0] == results[1]
+    return results[0]
+
+
+every_format = pytest.mark.parametrize("name", TOOL_FORMATS)
+
+
+@every_format
+def test_calls_as_the_model_writes_them_are_read(name: str) -> None:
+    calls = [("mix", ARGUMENTS), ("now", {}), ("get_weather", {"city": "Zürich"})]
+    parsed = whole(name, TOOL_FORMATS[name].calls_text(calls))
+    assert parsed.values == calls
+    assert (parsed.reasoning, parsed.content) == ("", "")
+
+
+@every_format
+def test_reasoning_is_apart_and_calls_within_it_are_not_made(name: str) -> None:
+    calls = TOOL_FORMATS[name].calls_text([("now", {})])
+    parsed = whole(name, f"<think>\nshall I {calls}?\n</think>\n\n{calls}")
+    assert parsed == Parsed(f"shall I {calls}?", "", [("now", "{}")])
+    assert whole(name, f"shall I?\n</think>\n\n{calls}", is_open=True) == Parsed("shall I?", "", [("now", "{}")])
+
+
+@every_format
+def test_text_without_calls_is_content_to_the_character(name: str) -> None:
+    for text in NO_CALLS:
+        assert whole(name, text) == Parsed("", text)
+
+
+@every_format
+def test_a_call_that_is_cut_off_keeps_what_was_written(name: str) -> None:
+    text = TOOL_FORMATS[name].calls_text([("mix", ARGUMENTS)])
+    wanted = whole(name, text).calls[0][1]
+    for length in range(len(text)):
+        parsed = whole(name, text[:length])
+        if parsed.calls:
+            ((called, arguments),) = parsed.calls
+            assert called == "mix"
+            assert wanted.startswith(arguments)
+        else:
+            assert parsed.content == text[:length]
+
+
+def pieces_of(text: str) -> st.SearchStrategy[str]:
+    words = [text[i : i + size] for size in (1, 3, 9) for i in range(0, len(text), size)]
+    return st.lists(st.sampled_from(words), max_size=30).map("".join)
+
+
+@every_format
+@settings(max_examples=120, deadline=None)
+@given(data=st.data())
+def test_every_chunking_gives_the_parse_of_the_whole(name: str, data: st.DataObject) -> None:
+    tool_format = TOOL_FORMATS[name]
+    call = tool_format.calls_text([("mix", ARGUMENTS), ("now", {})])
+    sample = f"<think>\nhm\n</think>\n\nText. {call}\n end {call}"
+    text = data.draw(st.one_of(pieces_of(sample), st.just(sample), st.text()), label="text")
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=20), label="cuts"))
+    pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    is_open = data.draw(st.booleans(), label="is_open")
+
+    def parser() -> AnswerParser:
+        return answer_parser(THINK, is_open=is_open, calls=tool_format.parser(TOOLS))
+
+    assert parse(parser(), pieces) == parse(parser(), [text])
+
+
+JSON_IN_TAGS = ["hermes", "smollm"]
+
+
+@pytest.mark.parametrize("name", JSON_IN_TAGS)
+@pytest.mark.parametrize(
+    "inner", ["oops", '{"nam": 1}', '{"name": 5}', "", '{"name": "now", "arguments": 7}', '{"name": "now" "a": 1}']
+)
+def test_a_malformed_call_is_content_and_the_next_one_is_read(name: str, inner: str) -> None:
+    bad = f"<tool_call>{inner}</tool_call>"
+    parsed = whole(name, f'{bad} <tool_call>{{"name": "now", "arguments": {{}}}}</tool_call>')
+    assert parsed == Parsed("", bad, [("now", "{}")])
+
+
+@pytest.mark.parametrize("name", JSON_IN_TAGS)
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ('{"name": "now"}', "{}"),
+        ('{"name": "now", "arguments": null}', "{}"),
+        ('{"name": "now", "arguments": ""}', "{}"),
+        ('{"name": "now", "arguments": "{\\"a\\": 1}"}', '{"a": 1}'),
+        ('{"arguments": {"a": 1}, "name": "now"}', '{"a": 1}'),
+        ('{"name": "now", "parameters": {"a": 1}}', '{"a": 1}'),
+        ('{"id": "7", "name": "now", "arguments": {"a": "x\ny"}}', '{"a": "x\\ny"}'),
+        ('{"name": "now", "arguments": {"a": 1}}}', '{"a": 1}'),
+        ('{"name": "now", "arguments": {"a": \'x\'}}', "{\"a\": 'x'}}"),
+    ],
+)
+def test_what_models_make_of_a_call_is_taken_for_what_it_means(name: str, written: str, arguments: str) -> None:
+    parsed = whole(name, f"<tool_call>\n{written}\n</tool_call>")
+    assert (parsed.content, parsed.calls[0][0], parsed.calls[0][1].strip()) == ("", "now", arguments)
+
+
+def test_text_around_calls_is_kept() -> None:
+    call = TOOL_FORMATS["hermes"].calls_text([("now", {})])
+    parsed = whole("hermes", f"Before.\n\n{call}\n\n{call}\nAfter. \n")
+    assert parsed == Parsed("", "Before.\nAfter. \n", [("now", "{}"), ("now", "{}")])
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    parser = answer_parser(calls=TOOL_FORMATS["hermes"].parser(TOOLS))
+    assert not parser.push('<tool_call>\n{"name": "mix", "argum')
+    deltas = [parser.push(text).tool_calls for text in ('ents": {"te', 'xt": "hel', "lo", '"}', "}\n</tool_call>")]
+    assert [[call.arguments for call in calls] for calls in deltas] == [['{"te'], ['xt": "hel'], ["lo"], ['"}'], []]
+    assert deltas[0][0].name == "mix"
