@@ -103,13 +103,12 @@ def _tell_once(told: set[str], name: str) -> None:
 
 def _sampling_params(body: MessagesRequest, prepared: Prepared) -> SamplingParams:
     given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
-    return SamplingParams(
+    params = SamplingParams(
         max_tokens=body.max_tokens,
         stop=tuple(body.stop_sequences or ()),
-        structured_outputs=prepared.constraint,
-        reasoning=prepared.reasoning,
         **{name: value for name, value in given.items() if value is not None},
     )
+    return prepared.applied_to(params)
 
 
 class MessageWriter:
