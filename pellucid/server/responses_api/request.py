@@ -41,13 +41,8 @@ class Plan:
     def sampling(self, prepared: Prepared) -> SamplingParams:
         body = self.body
         fields = SamplingFields.model_construct(**{name: getattr(body, name) for name in SHARED_SAMPLING_FIELDS})
-        return sampling_params(
-            fields,
-            max_tokens=body.max_output_tokens,
-            logprobs=self.num_top_logprobs,
-            structured_outputs=prepared.constraint,
-            reasoning=prepared.reasoning,
-        )
+        params = sampling_params(fields, max_tokens=body.max_output_tokens, logprobs=self.num_top_logprobs)
+        return prepared.applied_to(params)
 
 
 def check(body: ResponsesRequest, *, can_store: bool) -> bool:
