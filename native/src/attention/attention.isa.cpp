@@ -27,6 +27,14 @@ struct State {
         for (int64_t i = 0; i < rows * dim; ++i) values[i] = 0.0f;
     }
 
+    // Rows [row, row + rows) <- the first rows of a chunk's own softmax: what `add` gives from an empty state.
+    void set(int64_t row, int64_t rows, const State& chunk, int64_t dim) {
+        std::memcpy(m + row, chunk.m, rows * sizeof(float));
+        std::memcpy(l + row, chunk.l, rows * sizeof(float));
+        float* to = values + row * dim;  // + 0: as there, a -0 becomes 0
+        for (int64_t i = 0; i < rows * dim; i += kLanes) store(to + i, load(chunk.values + i) + zero());
+    }
+
     // Takes in row `from` of a chunk's own softmax as row `row`.
     void add(int64_t row, const State& chunk, int64_t from, int64_t dim) {
         if (chunk.l[from] == 0.0f) return;  // it saw nothing there
@@ -84,7 +92,6 @@ class Attend {
              int64_t partial_stride, float* out) {
         load_queries(q);
         State total(work_.total, rows_);
-        if (partials == nullptr) total.clear(rows_, dim_);
         for (int64_t chunk = task_.chunk_begin; chunk < task_.chunk_end; ++chunk) {
             const int64_t base = chunk * kChunk;
             const KeyRange all = visible(0, rows_, base);
@@ -98,7 +105,8 @@ class Attend {
                 State part(work_.chunk, kMaxRows);
                 attend_chunk(row, rows, base, part);
                 if (partials == nullptr) {
-                    for (int r = 0; r < rows; ++r) total.add(row + r, part, r, dim_);
+                    if (chunk == task_.chunk_begin) total.set(row, rows, part, dim_);
+                    else for (int r = 0; r < rows; ++r) total.add(row + r, part, r, dim_);
                 } else {
                     float* memory = partials + (task_.first_partial + chunk - task_.chunk_begin) * partial_stride;
                     State kept(memory, rows_);

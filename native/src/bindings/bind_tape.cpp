@@ -1,7 +1,9 @@
 // Recording a forward pass, and replaying it.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
+#include <nanobind/stl/vector.h>
 
 #include <memory>
 #include <mutex>
@@ -65,14 +67,14 @@ class BoundTape {
     BoundTape(std::unique_ptr<Tape> tape, Executor& executor)
         : tape_(std::move(tape)), executor_(executor), results_(std::make_shared<ResultPool>()) {}
 
-    ResultArray run(const StepBatch& step) {
+    ResultArray run(const StepBatch& step, std::vector<double>* profile = nullptr) {
         const size_t rows = static_cast<size_t>(tape_->result_rows(step.batch));
         const size_t width = static_cast<size_t>(tape_->result_width);
         auto result = std::make_unique<Result>(Result{results_->take(std::max<size_t>(1, rows * width) * sizeof(float)), results_});
         float* data = reinterpret_cast<float*>(result->memory.data());
         {
             nb::gil_scoped_release release;
-            tape_->run(executor_, step.batch, data);
+            tape_->run(executor_, step.batch, data, profile);
         }
         nb::capsule owner(result.release(), [](void* p) noexcept {
             std::unique_ptr<Result> done(static_cast<Result*>(p));
@@ -93,11 +95,19 @@ class BoundTape {
 
 void bind_tape(nb::module_& m) {
     nb::class_<BoundTape>(m, "Tape", "A recorded forward pass. Weights and caches it refers to must be kept alive beside it.")
-        .def("run", &BoundTape::run, "batch"_a, "float32 [rows, features], for any batch.")
+        .def("run", [](BoundTape& t, const StepBatch& step) { return t.run(step); }, "batch"_a, "float32 [rows, features], for any batch.")
+        .def("profile", [](BoundTape& t, const StepBatch& step, int repeats) {
+            std::vector<double> seconds;
+            for (int i = 0; i < repeats; ++i) t.run(step, &seconds);
+            std::vector<std::pair<std::string, double>> steps;
+            const std::vector<std::string> names = t.tape().step_names();
+            for (size_t i = 0; i < seconds.size(); ++i) steps.emplace_back(names[i], seconds[i] / repeats);
+            return steps;
+        }, "batch"_a, "repeats"_a = 1, "Runs a batch, and gives the seconds each step took on the first thread: [(name, seconds)].")
         .def_prop_ro("num_segments", [](const BoundTape& t) { return t.tape().segments.size(); })
         .def_prop_ro("num_steps", [](const BoundTape& t) {
             size_t steps = 0;
-            for (const Segment& segment : t.tape().segments) steps += segment.attention ? 1 : segment.ops.size();
+            for (const Segment& segment : t.tape().segments) steps += segment.num_steps();
             return steps;
         })
         .def_prop_ro("memory_bytes", [](const BoundTape& t) { return t.tape().memory_bytes(); });

@@ -6,127 +6,117 @@ namespace pellucid {
 namespace PELLUCID_ISA {
 namespace {
 
-template <int R>
-PELLUCID_INLINE void finish(const Vec (&sums)[R][2], int64_t first, const Tile& tile) {
-    alignas(64) float stored[R * kPanelColumns];
-    PELLUCID_UNROLL
-    for (int r = 0; r < R; ++r) {
-        store(stored + r * kPanelColumns, sums[r][0]);
-        store(stored + r * kPanelColumns + kLanes, sums[r][1]);
+// A format says what 64 bytes of weights and the row's part that meets them are, and how they are summed up.
+
+struct Float {
+    using Weights = Vec;
+    using Sum = Vec;
+    using Activation = float;
+    static constexpr int kElements = 1;  // of k, in a step
+    static constexpr int kMaxRows = PELLUCID_ISA::kMaxRows;
+
+    static PELLUCID_INLINE_MEMBER Vec load(const uint8_t* p) { return PELLUCID_ISA::load(reinterpret_cast<const float*>(p)); }
+    static PELLUCID_INLINE_MEMBER Vec start(const std::byte*, int64_t) { return zero(); }
+    static PELLUCID_INLINE_MEMBER Vec add(Vec sum, Vec weights, float a) { return fma(splat(a), weights, sum); }
+    static PELLUCID_INLINE_MEMBER Vec finish(Vec sum, const uint8_t*, const std::byte*, int64_t) { return sum; }
+};
+
+struct Bf16 {
+    using Weights = Bytes;
+    using Sum = Vec;
+    using Activation = uint32_t;
+    static constexpr int kElements = 2;
+    static constexpr int kMaxRows = PELLUCID_ISA::kMaxRows;
+
+    static PELLUCID_INLINE_MEMBER Bytes load(const uint8_t* p) { return load_bytes(p); }
+    static PELLUCID_INLINE_MEMBER Vec start(const std::byte*, int64_t) { return zero(); }
+    static PELLUCID_INLINE_MEMBER Vec add(Vec sum, Bytes weights, uint32_t a) { return dot2_bf16(sum, weights, a); }
+    static PELLUCID_INLINE_MEMBER Vec finish(Vec sum, const uint8_t*, const std::byte*, int64_t) { return sum; }
+};
+
+// The codes are weight + 128. A row ends with its scale and minus the sum of its integers; a panel with its scales.
+struct Int8 {
+    using Weights = CentredBytes;
+    using Sum = Ints;
+    using Activation = int32_t;
+    static constexpr int kElements = 4;
+    static constexpr int kMaxRows = kMaxInt8Rows;
+
+    static PELLUCID_INLINE_MEMBER CentredBytes load(const uint8_t* p) { return load_centred(p); }
+    static PELLUCID_INLINE_MEMBER Ints start(const std::byte* row, int64_t k) {
+        return centred_start(*reinterpret_cast<const int32_t*>(row + k + 4));
     }
-    finish_rows(tile, first, R, stored);
-}
-
-struct FloatKernel {
-    const std::byte* panel;
-    int64_t k;
-    const Tile& tile;
-
-    template <int R>
-    void rows(int64_t first, int64_t tile_index, int64_t tiles) const {
-        const float* weights = reinterpret_cast<const float*>(panel);
-        const std::byte* x = tile.rows + first * tile.row_stride;
-        Vec sums[R][2];
-        PELLUCID_UNROLL
-        for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = zero();
-        RowCursor<R> cursor(x, tile.row_stride);
-        Prefetch next = Prefetch(panel + k * 128, k * 128).share(tile_index, tiles, k);
-        for (int64_t i = 0; i < k; ++i) {
-            next.step();
-            const Vec w0 = load(weights + i * kPanelColumns), w1 = load(weights + i * kPanelColumns + kLanes);
-            PELLUCID_UNROLL
-            for (int r = 0; r < R; ++r) {
-                const Vec a = splat(cursor.template at<float>(r));
-                sums[r][0] = fma(a, w0, sums[r][0]);
-                sums[r][1] = fma(a, w1, sums[r][1]);
-            }
-            cursor.advance(4);
-        }
-        finish(sums, first, tile);
+    static PELLUCID_INLINE_MEMBER Ints add(Ints sum, CentredBytes weights, int32_t a) { return dot4_centred(sum, weights, a); }
+    static PELLUCID_INLINE_MEMBER Vec finish(Ints sum, const uint8_t* column_scales, const std::byte* row, int64_t k) {
+        const Vec scale = splat(*reinterpret_cast<const float*>(row + k));
+        return to_float(sum) * PELLUCID_ISA::load(reinterpret_cast<const float*>(column_scales)) * scale;
     }
 };
 
-struct Bf16Kernel {
-    const std::byte* panel;
+template <typename Format>
+struct DenseKernel {
+    const uint8_t* panel;
     int64_t k;
     const Tile& tile;
 
+    // With few registers, many rows take the panel's two halves of columns one after the other.
     template <int R>
     void rows(int64_t first, int64_t tile_index, int64_t tiles) const {
-        const uint8_t* weights = reinterpret_cast<const uint8_t*>(panel);
-        const std::byte* x = tile.rows + first * tile.row_stride;
-        Vec sums[R][2];
-        PELLUCID_UNROLL
-        for (int r = 0; r < R; ++r) sums[r][0] = sums[r][1] = zero();
-        RowCursor<R> cursor(x, tile.row_stride);
-        Prefetch next = Prefetch(panel + k / 2 * 128, k / 2 * 128).share(tile_index, tiles, k / 2);
-        for (int64_t i = 0; i < k / 2; ++i) {
-            next.step();
-            const Bytes w0 = load_bytes(weights + i * 128), w1 = load_bytes(weights + i * 128 + 64);
-            PELLUCID_UNROLL
-            for (int r = 0; r < R; ++r) {
-                const uint32_t a = cursor.template at<uint32_t>(r);
-                sums[r][0] = dot2_bf16(sums[r][0], w0, a);
-                sums[r][1] = dot2_bf16(sums[r][1], w1, a);
-            }
-            cursor.advance(4);
+        alignas(64) float sums[R * kPanelColumns];
+        if constexpr (R <= kMaxRowsOfWholePanels) {
+            add_up<R, 2>(first, 0, tile_index, tiles, sums);
+        } else {
+            add_up<R, 1>(first, 0, tile_index, tiles, sums);
+            add_up<R, 1>(first, 1, tile_index, tiles, sums);
         }
-        finish(sums, first, tile);
+        finish_rows(tile, first, R, sums);
     }
-};
 
-struct Int8Kernel {
-    const std::byte* panel;
-    int64_t k;
-    const Tile& tile;
-
-    template <int R>
-    void rows(int64_t first, int64_t tile_index, int64_t tiles) const {
-        const uint8_t* weights = reinterpret_cast<const uint8_t*>(panel);
+    template <int R, int halves>
+    PELLUCID_INLINE_MEMBER void add_up(int64_t first, int first_half, int64_t tile_index, int64_t tiles, float* out) const {
         const std::byte* x = tile.rows + first * tile.row_stride;
-        Ints sums[R][2];
+        const int64_t steps = k / Format::kElements;
+        const uint8_t* weights = panel + 64 * first_half;
+        typename Format::Sum sums[R][halves];
         PELLUCID_UNROLL
-        for (int r = 0; r < R; ++r) {  // the codes are weight + 128: take 128 * sum(x) away beforehand
-            const int32_t minus_sum = *reinterpret_cast<const int32_t*>(x + r * tile.row_stride + k + 4);
-            sums[r][0] = sums[r][1] = splat_int(128 * minus_sum);
-        }
+        for (int r = 0; r < R; ++r)
+            for (int h = 0; h < halves; ++h) sums[r][h] = Format::start(x + r * tile.row_stride, k);
         RowCursor<R> cursor(x, tile.row_stride);
-        Prefetch next = Prefetch(panel + k / 4 * 128, k / 4 * 128).share(tile_index, tiles, k / 4);
-        for (int64_t i = 0; i < k / 4; ++i) {
+        Prefetch next = Prefetch(reinterpret_cast<const std::byte*>(panel) + steps * 128, steps * 128)
+                            .share(tile_index * (2 / halves) + first_half, tiles * (2 / halves), steps);
+        for (int64_t i = 0; i < steps; ++i) {
             next.step();
-            const Bytes w0 = load_bytes(weights + i * 128), w1 = load_bytes(weights + i * 128 + 64);
+            typename Format::Weights w[halves];
+            PELLUCID_UNROLL
+            for (int h = 0; h < halves; ++h) w[h] = Format::load(weights + i * 128 + 64 * h);
             PELLUCID_UNROLL
             for (int r = 0; r < R; ++r) {
-                const int32_t a = cursor.template at<int32_t>(r);
-                sums[r][0] = dot4(sums[r][0], w0, a);
-                sums[r][1] = dot4(sums[r][1], w1, a);
+                const auto a = cursor.template at<typename Format::Activation>(r);
+                for (int h = 0; h < halves; ++h) sums[r][h] = Format::add(sums[r][h], w[h], a);
             }
             cursor.advance(4);
         }
-        const float* scales = reinterpret_cast<const float*>(weights + k * kPanelColumns);
-        const Vec s0 = load(scales), s1 = load(scales + kLanes);
-        Vec scaled[R][2];
         PELLUCID_UNROLL
         for (int r = 0; r < R; ++r) {
-            const Vec scale = splat(*reinterpret_cast<const float*>(x + r * tile.row_stride + k));
-            scaled[r][0] = to_float(sums[r][0]) * s0 * scale;
-            scaled[r][1] = to_float(sums[r][1]) * s1 * scale;
+            for (int h = 0; h < halves; ++h) {
+                const int half = first_half + h;
+                store(out + r * kPanelColumns + half * kLanes,
+                      Format::finish(sums[r][h], panel + steps * 128 + 64 * half, x + r * tile.row_stride, k));
+            }
         }
-        finish(scaled, first, tile);
     }
 };
+
+template <typename Format>
+void multiply(const std::byte* panel, int64_t k, const Tile& tile) {
+    for_row_tiles<Format::kMaxRows>(tile.num_rows, DenseKernel<Format>{reinterpret_cast<const uint8_t*>(panel), k, tile});
+}
 
 }  // namespace
 
-void multiply_f32(const std::byte* panel, int64_t k, const Tile& tile) {
-    for_row_tiles<kMaxRows>(tile.num_rows, FloatKernel{panel, k, tile});
-}
-void multiply_bf16(const std::byte* panel, int64_t k, const Tile& tile) {
-    for_row_tiles<kMaxRows>(tile.num_rows, Bf16Kernel{panel, k, tile});
-}
-void multiply_int8(const std::byte* panel, int64_t k, const Tile& tile) {
-    for_row_tiles<kMaxRows>(tile.num_rows, Int8Kernel{panel, k, tile});
-}
+void multiply_f32(const std::byte* panel, int64_t k, const Tile& tile) { multiply<Float>(panel, k, tile); }
+void multiply_bf16(const std::byte* panel, int64_t k, const Tile& tile) { multiply<Bf16>(panel, k, tile); }
+void multiply_int8(const std::byte* panel, int64_t k, const Tile& tile) { multiply<Int8>(panel, k, tile); }
 
 }  // namespace PELLUCID_ISA
 }  // namespace pellucid

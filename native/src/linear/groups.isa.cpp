@@ -114,17 +114,44 @@ struct GroupKernel {
     Prefetch next;  // the next super-block
     float (*sums)[kPanelColumns];
 
-    // Four elements of k: of the activations at `offset` behind the cursor.
-    template <int R>
-    static PELLUCID_INLINE_MEMBER void add_products(Ints (&dots)[R][2], const uint8_t* codes, int step,
-                                                    const RowCursor<R>& activations, int offset) {
-        const Bytes w0 = load_bytes(codes + 64 * step);
-        const Bytes w1 = load_bytes(codes + 64 * (kStepsPerGroup + step));
-        PELLUCID_UNROLL
-        for (int r = 0; r < R; ++r) {
-            const int32_t a = activations.template at<int32_t>(r, offset + 4 * step);
-            dots[r][0] = dot4(dots[r][0], w0, a);
-            dots[r][1] = dot4(dots[r][1], w1, a);
+    // Steps [first, first + steps), four elements of k each: of the activations at `offset` behind the cursor.
+    template <int R, int steps>
+    PELLUCID_INLINE_MEMBER void add_products(Ints (&dots)[R][2], const uint8_t* codes, int first,
+                                             const RowCursor<R>& activations, int offset, Prefetch& fetch) const {
+        constexpr int bits = group_traits(format).bits;
+        if constexpr (bits <= 6 && kHasShorts) {
+            constexpr int steps_per_sum = bits == 4 ? (steps < 8 ? steps : 8) : bits == 5 ? 4 : 2;
+            for (int h = 0; h < 2; ++h) {
+                PELLUCID_UNROLL
+                for (int s = 0; s < steps; s += steps_per_sum) {
+                    Shorts shorts[R];
+                    PELLUCID_UNROLL
+                    for (int r = 0; r < R; ++r) shorts[r] = zero_shorts();
+                    PELLUCID_UNROLL
+                    for (int j = 0; j < steps_per_sum; ++j) {
+                        const Bytes w = load_bytes(codes + 64 * (kStepsPerGroup * h + first + s + j));
+                        PELLUCID_UNROLL
+                        for (int r = 0; r < R; ++r)
+                            shorts[r] = dot2(shorts[r], w, activations.template at<int32_t>(r, offset + 4 * (first + s + j)));
+                    }
+                    PELLUCID_UNROLL
+                    for (int r = 0; r < R; ++r) dots[r][h] = dots[r][h] + sum_pairs(shorts[r]);
+                }
+            }
+            if constexpr (R > 2) for (int s = 0; s < steps; ++s) fetch.step();
+        } else {
+            PELLUCID_UNROLL
+            for (int s = first; s < first + steps; ++s) {
+                if constexpr (R > 2) fetch.step();  // one or two rows never make the stream pause
+                const Bytes w0 = load_bytes(codes + 64 * s);
+                const Bytes w1 = load_bytes(codes + 64 * (kStepsPerGroup + s));
+                PELLUCID_UNROLL
+                for (int r = 0; r < R; ++r) {
+                    const int32_t a = activations.template at<int32_t>(r, offset + 4 * s);
+                    dots[r][0] = dot4(dots[r][0], w0, a);
+                    dots[r][1] = dot4(dots[r][1], w1, a);
+                }
+            }
         }
     }
 
@@ -148,7 +175,7 @@ struct GroupKernel {
             total[r][1] = load(sums[first + r] + kLanes);
         }
         const uint8_t* codes = weights.codes;
-        Prefetch fetch = next.share(tile_index, tiles, groups * kStepsPerGroup);
+        Prefetch fetch = next.share(tile_index, tiles, groups * kStepsPerGroup * (fine ? 2 : 1));
         for (int g = 0; g < groups; ++g) {
             Vec scaled[R][2];
             PELLUCID_UNROLL
@@ -158,10 +185,7 @@ struct GroupKernel {
                 for (int r = 0; r < R; ++r) {
                     dots[r][0] = dots[r][1] = splat_int(0);
                 }
-                if constexpr (fine) {
-                    PELLUCID_UNROLL
-                    for (int s = 0; s < steps; ++s) add_products<R>(dots, codes, part * steps + s, codes_of, 0);
-                }
+                if constexpr (fine) add_products<R, steps>(dots, codes, part * steps, codes_of, 0, fetch);
                 PELLUCID_UNROLL
                 for (int r = 0; r < R; ++r) {
                     Ints offset = splat_int(0);
@@ -171,11 +195,7 @@ struct GroupKernel {
                     dots[r][0] = (fine ? shift_left<7>(dots[r][0]) : dots[r][0]) + offset;
                     dots[r][1] = (fine ? shift_left<7>(dots[r][1]) : dots[r][1]) + offset;
                 }
-                PELLUCID_UNROLL
-                for (int s = 0; s < steps; ++s) {
-                    if constexpr (R > 2) fetch.step();  // one or two rows never make the stream pause
-                    add_products<R>(dots, codes, part * steps + s, codes_of, fine ? static_cast<int>(layout.lows) : 0);
-                }
+                add_products<R, steps>(dots, codes, part * steps, codes_of, fine ? static_cast<int>(layout.lows) : 0, fetch);
                 const Vec s0 = load(weights.scales[g][part]), s1 = load(weights.scales[g][part] + kLanes);
                 PELLUCID_UNROLL
                 for (int r = 0; r < R; ++r) {

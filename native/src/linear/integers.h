@@ -53,6 +53,18 @@ PELLUCID_INLINE Ints dot4(Ints sums, Bytes weights, int32_t activations) {
 #endif
 }
 
+#if !defined(PELLUCID_ISA_avx512bf16)
+// 16-bit sums of products of codes and activations: dot2 adds two products to each, sum_pairs gives the sum of both
+// halves of a lane. Codes of b bits leave room for 2^(7-b) calls of dot2 (15 * 127 * 2 * 8 = 30480).
+#define PELLUCID_HAS_SHORTS 1
+struct Shorts { __m512i v; };
+PELLUCID_INLINE Shorts zero_shorts() { return {_mm512_setzero_si512()}; }
+PELLUCID_INLINE Shorts dot2(Shorts sums, Bytes weights, int32_t activations) {
+    return {_mm512_add_epi16(sums.v, _mm512_maddubs_epi16(weights.v, _mm512_set1_epi32(activations)))};
+}
+PELLUCID_INLINE Ints sum_pairs(Shorts shorts) { return {_mm512_madd_epi16(shorts.v, _mm512_set1_epi16(1))}; }
+#endif
+
 // sums + (2 bfloat16 weights of each lane) . (2 bfloat16 activations, the same for all lanes).
 PELLUCID_INLINE Vec dot2_bf16(Vec sums, Bytes weights, uint32_t activations) {
     const __m512i x = _mm512_set1_epi32(static_cast<int>(activations));
@@ -123,6 +135,36 @@ PELLUCID_INLINE Vec load_signed(const int8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
             _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+
+#define PELLUCID_HAS_SHORTS 1
+struct Shorts { __m256i lo, hi; };
+PELLUCID_INLINE Shorts zero_shorts() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+PELLUCID_INLINE Shorts dot2(Shorts sums, Bytes weights, int32_t activations) {
+    const __m256i x = _mm256_set1_epi32(activations);
+    return {_mm256_add_epi16(sums.lo, _mm256_maddubs_epi16(weights.lo, x)),
+            _mm256_add_epi16(sums.hi, _mm256_maddubs_epi16(weights.hi, x))};
+}
+PELLUCID_INLINE Ints sum_pairs(Shorts shorts) {
+    const __m256i ones = _mm256_set1_epi16(1);
+    return {_mm256_madd_epi16(shorts.lo, ones), _mm256_madd_epi16(shorts.hi, ones)};
+}
+
+// maddubs wants unsigned bytes on one side: the activation's magnitude, its sign going to the weights. Nothing
+// saturates, since neither side is ever -128: 2 * 127 * 127 = 32258.
+#define PELLUCID_HAS_CENTRED 1
+struct CentredBytes { __m256i lo, hi; };
+PELLUCID_INLINE CentredBytes load_centred(const uint8_t* p) {
+    const __m256i middle = _mm256_set1_epi8(static_cast<char>(128));
+    const Bytes codes = load_bytes(p);
+    return {_mm256_xor_si256(codes.lo, middle), _mm256_xor_si256(codes.hi, middle)};
+}
+PELLUCID_INLINE Ints centred_start(int32_t) { return splat_int(0); }
+PELLUCID_INLINE Ints dot4_centred(Ints sums, CentredBytes weights, int32_t activations) {
+    const __m256i x = _mm256_set1_epi32(activations), magnitude = _mm256_abs_epi8(x);
+    const Shorts pairs{_mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(weights.lo, x)),
+                       _mm256_maddubs_epi16(magnitude, _mm256_sign_epi8(weights.hi, x))};
+    return sums + sum_pairs(pairs);
 }
 
 PELLUCID_INLINE __m256i dot4_half(__m256i sums, __m256i weights, __m256i even_x, __m256i odd_x) {
@@ -242,6 +284,28 @@ PELLUCID_INLINE Vec swap_lanes(Vec a) {
 }
 PELLUCID_INLINE void store_int8(int8_t* p, Vec a) {
     for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(a.v[i]);
+}
+#endif
+
+#if defined(PELLUCID_HAS_SHORTS)
+constexpr bool kHasShorts = true;
+#else
+constexpr bool kHasShorts = false;
+// Where there is an instruction for four products at once, 16-bit sums gain nothing.
+using Shorts = Ints;
+PELLUCID_INLINE Shorts zero_shorts() { return splat_int(0); }
+PELLUCID_INLINE Shorts dot2(Shorts sums, Bytes weights, int32_t activations) { return dot4(sums, weights, activations); }
+PELLUCID_INLINE Ints sum_pairs(Shorts shorts) { return shorts; }
+#endif
+
+#if !defined(PELLUCID_HAS_CENTRED)
+// Signed weights, stored + 128, as they are: the sums start from what that adds, which `minus_sum`, minus the sum of all
+// activations of the row, tells.
+using CentredBytes = Bytes;
+PELLUCID_INLINE CentredBytes load_centred(const uint8_t* p) { return load_bytes(p); }
+PELLUCID_INLINE Ints centred_start(int32_t minus_sum) { return splat_int(128 * minus_sum); }
+PELLUCID_INLINE Ints dot4_centred(Ints sums, CentredBytes weights, int32_t activations) {
+    return dot4(sums, weights, activations);
 }
 #endif
 

@@ -116,13 +116,13 @@ void for_row_tiles(int64_t num_rows, const Kernel& kernel) {
     }
 }
 
-// Rows whose sums, two vectors each, fit the registers beside two weight vectors.
+// Rows whose sums, two vectors each (or, beyond kMaxRowsOfWholePanels, one), fit the registers beside the weights.
 #if defined(PELLUCID_AVX512)
-constexpr int kMaxRows = 12;
+constexpr int kMaxRows = 12, kMaxInt8Rows = 12, kMaxRowsOfWholePanels = 12;
 #elif defined(PELLUCID_AVX2)
-constexpr int kMaxRows = 3;
+constexpr int kMaxRows = 4, kMaxInt8Rows = 5, kMaxRowsOfWholePanels = 2;
 #else
-constexpr int kMaxRows = 4;
+constexpr int kMaxRows = 4, kMaxInt8Rows = 4, kMaxRowsOfWholePanels = 4;
 #endif
 
 }  // namespace PELLUCID_ISA

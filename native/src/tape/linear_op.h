@@ -11,6 +11,10 @@ class LinearOp : public RowOp {
     LinearOp(const PackedMatrix& matrix, int prepared, int out, int residual = -1, float softcap = 0)
         : matrix_(matrix), prepared_(prepared), out_(out), residual_(residual), softcap_(softcap) {}
 
+    std::string name() const override {
+        return "linear " + matrix_.format() + " " + std::to_string(matrix_.out_features) + "x" +
+               std::to_string(matrix_.in_features);
+    }
     void run(const ThreadPool::Team& team, const View& view) const override;
 
   private:

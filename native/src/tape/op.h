@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "batch.h"
 #include "thread_pool.h"
@@ -29,6 +30,9 @@ class RowOp {
 
     // Runs the step on all rows of the view. Ends with the team's barrier: what it wrote is there for all.
     virtual void run(const ThreadPool::Team& team, const View& view) const = 0;
+
+    // What a profile calls it.
+    virtual std::string name() const = 0;
 
     // Bytes of View::scratch it needs.
     virtual size_t scratch_bytes() const { return 0; }

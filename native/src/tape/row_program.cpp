@@ -1,8 +1,13 @@
 #include "tape/row_program.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace pellucid {
+
+namespace {
+constexpr int64_t kSharesPerThread = 4, kMostRows = 16;
+}
 
 int RowProgram::add_value(const RowValue& value) {
     values_.push_back(value);
@@ -11,8 +16,20 @@ int RowProgram::add_value(const RowValue& value) {
     return static_cast<int>(values_.size()) - 1;
 }
 
+std::string RowProgram::name() const {
+    static constexpr const char* kNames[] = {"embed", "norm", "add", "gated", "copy", "rope", "prepare"};
+    std::string name = "rows";
+    for (const RowInstruction& step : instructions_) name += std::string(" ") + kNames[static_cast<int>(step.kind)];
+    return name;
+}
+
 void RowProgram::run(const ThreadPool::Team& team, const View& view) const {
-    team.for_each(view.num_rows, [&](int64_t row) { run_row(view, row); });
+    // A few rows at a time: to ask for each would cost as much as some of the programs.
+    const int64_t rows = std::clamp<int64_t>(view.num_rows / (kSharesPerThread * team.num_threads), 1, kMostRows);
+    team.for_each((view.num_rows + rows - 1) / rows, [&](int64_t share) {
+        const int64_t end = std::min((share + 1) * rows, view.num_rows);
+        for (int64_t row = share * rows; row < end; ++row) run_row(view, row);
+    });
     team.barrier();
 }
 

@@ -50,6 +50,7 @@ class RowProgram : public RowOp {
     void add(const RowInstruction& instruction) { instructions_.push_back(instruction); }
     bool empty() const { return instructions_.empty(); }
 
+    std::string name() const override;
     void run(const ThreadPool::Team& team, const View& view) const override;
     size_t scratch_bytes() const override { return scratch_floats_ * sizeof(float) + values_.size() * sizeof(float*); }
 

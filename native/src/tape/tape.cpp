@@ -1,6 +1,7 @@
 #include "tape/tape.h"
 
 #include <algorithm>
+#include <chrono>
 
 namespace pellucid {
 namespace {
@@ -8,6 +9,21 @@ namespace {
 constexpr int64_t kTileRows = 64;
 // Below this many rows a thread, weights are read from memory anyway, and once is better than once a thread.
 constexpr int64_t kMinRowsPerThread = 32;
+
+// Adds the time until its end to *seconds, if there is such a thing.
+class Stopwatch {
+  public:
+    explicit Stopwatch(double* seconds) : seconds_(seconds) {
+        if (seconds_ != nullptr) begin_ = std::chrono::steady_clock::now();
+    }
+    ~Stopwatch() {
+        if (seconds_ != nullptr) *seconds_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+    }
+
+  private:
+    double* seconds_;
+    std::chrono::steady_clock::time_point begin_;
+};
 
 int64_t divide_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -59,20 +75,25 @@ void Tape::plan_memory(Executor& executor, const Batch& batch) {
     partials_.reserve(partials);
 }
 
-void Tape::run(Executor& executor, const Batch& batch, float* result) {
+void Tape::run(Executor& executor, const Batch& batch, float* result, std::vector<double>* profile) {
     check_batch(batch, limits);
     std::lock_guard<std::mutex> lock(executor.mutex);
     plan_memory(executor, batch);
+    if (profile != nullptr) profile->resize(step_names().size());
     executor.pool.run([&](const ThreadPool::Team& team) {
-        for (size_t i = 0; i < segments.size(); ++i)
-            run_segment(segments[i], schedules_[i], executor, batch, team, result);
+        double* seconds = profile != nullptr && team.thread == 0 ? profile->data() : nullptr;
+        for (size_t i = 0; i < segments.size(); ++i) {
+            run_segment(segments[i], schedules_[i], executor, batch, team, result, seconds);
+            if (seconds != nullptr) seconds += segments[i].num_steps();
+        }
     });
 }
 
 void Tape::run_segment(const Segment& segment, const Schedule& schedule, Executor& executor, const Batch& batch,
-                       const ThreadPool::Team& team, float* result) const {
+                       const ThreadPool::Team& team, float* result, double* seconds) const {
     std::byte* scratch = executor.scratch(team.thread);
     if (segment.attention != nullptr) {
+        const Stopwatch stopwatch(seconds);
         const float* q = reinterpret_cast<const float*>(globals_[slots[segment.q].buffer].data());
         const Slot& out = slots[segment.out];
         segment.attention->run(team, batch, plans_[segment.plan], q,
@@ -81,19 +102,19 @@ void Tape::run_segment(const Segment& segment, const Schedule& schedule, Executo
         return;
     }
     if (schedule.tile_rows == 0) {
-        run_rows(segment, team, batch, 0, schedule.num_rows, locals_[0].data(), scratch, result);
+        run_rows(segment, team, batch, 0, schedule.num_rows, locals_[0].data(), scratch, result, seconds);
         return;
     }
     team.for_each(schedule.num_tiles, [&](int64_t tile) {
         const int64_t begin = tile * schedule.tile_rows;
         run_rows(segment, ThreadPool::Team::solo(), batch, begin, std::min(schedule.tile_rows, schedule.num_rows - begin),
-                 locals_[team.thread].data(), scratch, result);
+                 locals_[team.thread].data(), scratch, result, seconds);
     });
     team.barrier();
 }
 
 void Tape::run_rows(const Segment& segment, const ThreadPool::Team& team, const Batch& batch, int64_t begin,
-                    int64_t num_rows, std::byte* locals, std::byte* scratch, float* result) const {
+                    int64_t num_rows, std::byte* locals, std::byte* scratch, float* result, double* seconds) const {
     thread_local std::vector<std::byte*> addresses;
     addresses.resize(slots.size());
     for (int number : segment.slots) {
@@ -115,7 +136,20 @@ void Tape::run_rows(const Segment& segment, const ThreadPool::Team& team, const 
         view.gather = batch.logits_indices + begin;
     }
     view.scratch = scratch;
-    for (const auto& op : segment.ops) op->run(team, view);
+    for (const auto& op : segment.ops) {
+        const Stopwatch stopwatch(seconds);
+        op->run(team, view);
+        if (seconds != nullptr) ++seconds;
+    }
+}
+
+std::vector<std::string> Tape::step_names() const {
+    std::vector<std::string> names;
+    for (const Segment& segment : segments) {
+        if (segment.attention != nullptr) names.push_back("attention");
+        for (const auto& op : segment.ops) names.push_back(op->name());
+    }
+    return names;
 }
 
 size_t Tape::memory_bytes() const {

@@ -13,6 +13,7 @@
 // Both give the same bits, because no kernel lets a row's bits depend on the other rows or on the split.
 #pragma once
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "attention/attention_op.h"
@@ -44,6 +45,8 @@ struct Segment {
     std::vector<int> slots;  // all that its steps touch
 
     std::unique_ptr<AttentionOp> attention;  // then there are no ops
+    size_t num_steps() const { return attention != nullptr ? 1 : ops.size(); }
+
     int plan = -1;
     int q = -1;
     int out = -1;
@@ -68,7 +71,10 @@ class Tape {
     }
 
     // Throws as check_batch does, before anything is computed. result: [result_rows, result_width].
-    void run(Executor& executor, const Batch& batch, float* result);
+    // profile: where each step's time on the calling thread is added, in seconds, in the order of step_names().
+    void run(Executor& executor, const Batch& batch, float* result, std::vector<double>* profile = nullptr);
+
+    std::vector<std::string> step_names() const;
 
     // What the buffers take at present.
     size_t memory_bytes() const;
@@ -83,9 +89,9 @@ class Tape {
     Schedule schedule(const Segment& segment, const Batch& batch, int num_threads) const;
     void plan_memory(Executor& executor, const Batch& batch);
     void run_segment(const Segment& segment, const Schedule& schedule, Executor& executor, const Batch& batch,
-                     const ThreadPool::Team& team, float* result) const;
+                     const ThreadPool::Team& team, float* result, double* seconds) const;
     void run_rows(const Segment& segment, const ThreadPool::Team& team, const Batch& batch, int64_t begin, int64_t num_rows,
-                  std::byte* locals, std::byte* scratch, float* result) const;
+                  std::byte* locals, std::byte* scratch, float* result, double* seconds) const;
 
     std::vector<Schedule> schedules_;
     std::vector<Buffer> globals_;
