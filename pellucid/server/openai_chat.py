@@ -53,6 +53,7 @@ async def create_chat_completion(state: ServerState, request: Request, body: Cha
         conversation_of(body, truncate_to=body.truncate_prompt_tokens, reasoning_effort=body.reasoning_effort),
         tools=tools,
         tool_choice=tool_choice_of(body, tools),
+        thinking_budget=body.thinking_token_budget,
         parallel_tool_calls=body.parallel_tool_calls is not False,
     )
     prepared = await prepare(state, conversation)

@@ -10,8 +10,9 @@ from pellucid.frontend.parsing.formats import AnswerFormats
 from pellucid.frontend.parsing.reasoning import ReasoningFormat
 from pellucid.frontend.tools import Tool
 from pellucid.sampling.params import ReasoningParams
-from pellucid.server.conversation import Conversation, Prepared, ToolChoice
-from pellucid.server.errors import invalid, unsupported
+from pellucid.server.call_constraints import constraint_of
+from pellucid.server.conversation import Conversation, Prepared
+from pellucid.server.errors import invalid
 from pellucid.server.prompts import render_chat
 from pellucid.server.state import ServerState
 
@@ -25,13 +26,12 @@ async def prepare(state: ServerState, conversation: Conversation) -> Prepared:
     tools = () if conversation.tool_choice.mode == "none" else conversation.tools
     if tools and formats.tools is None:
         raise invalid("This server was started without a tool call parser: 'tools' can't be used.", param="tools")
-    if tools and (conversation.tool_choice != ToolChoice() or any(tool.strict for tool in tools)):
-        raise unsupported("tool_choice", "other than auto and none, and strict functions, are not supported yet.")
+    constraint = constraint_of(conversation, tools, formats, llm.tokenizer)
     token_ids = await _render(llm, formats, conversation, tools)
     reasons, is_open = _reasoning_at_start(llm, formats.reasoning, conversation, token_ids)
     return Prepared(
         token_ids,
-        conversation.constraint,
+        constraint,
         _reasoning_params(llm, formats.reasoning, is_open, conversation.thinking_budget) if reasons else None,
         shown_token_ids=formats.marker_ids,
         parser=lambda: formats.parser(tools=tools, reasons=reasons, reasoning_is_open=is_open),

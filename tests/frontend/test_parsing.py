@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parsed import Parsed, parse
 
 from pellucid.frontend.answer import AnswerParser
 from pellucid.frontend.parsing.answer_parser import answer_parser
@@ -41,33 +41,8 @@ ARGUMENTS = {
     "inner": {"a": None},
 }
 
+STRING_ENDS = ("\n</parameter>", "<escape>", '<|"|>')
 NO_CALLS = ("", "  Hello {world} [1] <b>x</b> \n", "<tool", "{", "[", '{"name": "unknown"}', "<think", "a <think> b")
-
-
-@dataclass
-class Parsed:
-    reasoning: str = ""
-    content: str = ""
-    calls: list[tuple[str, str]] = field(default_factory=list)
-
-    @property
-    def values(self) -> list[tuple[str, object]]:
-        return [(name, json.loads(arguments)) for name, arguments in self.calls]
-
-
-def parse(parser: AnswerParser, pieces: list[str]) -> Parsed:
-    parsed = Parsed()
-    for delta in [*map(parser.push, pieces), parser.finish()]:
-        parsed.reasoning += delta.reasoning
-        parsed.content += delta.content
-        for call in delta.tool_calls:
-            if call.name is not None:
-                assert call.index == len(parsed.calls)
-                parsed.calls.append((call.name, call.arguments))
-            else:
-                name, arguments = parsed.calls[call.index]
-                parsed.calls[call.index] = name, arguments + call.arguments
-    return parsed
 
 
 def whole(name: str, text: str, *, is_open: bool = False) -> Parsed:
@@ -114,7 +89,9 @@ def test_a_call_that_is_cut_off_keeps_what_was_written(name: str) -> None:
         if parsed.calls:
             ((called, arguments),) = parsed.calls
             assert called == "mix"
-            assert wanted.startswith(arguments)
+            # a piece of the marker that would have ended a string is text, as far as anyone can tell
+            pieces = [json.dumps(end[:n])[1:-1] for end in STRING_ENDS for n in range(len(end))]
+            assert any(wanted.startswith(arguments.removesuffix(piece)) for piece in pieces)
         else:
             assert parsed.content == text[:length]
 

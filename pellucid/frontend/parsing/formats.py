@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pellucid.frontend.answer import AnswerParser
 from pellucid.frontend.parsing.answer_parser import answer_parser
+from pellucid.frontend.parsing.call_grammar import GrammarWriter, tools_grammar
+from pellucid.frontend.parsing.gemma_calls import GemmaToolFormat
+from pellucid.frontend.parsing.mistral_calls import MistralToolFormat
+from pellucid.frontend.parsing.pythonic_calls import PythonicToolFormat
 from pellucid.frontend.parsing.reasoning import ReasoningFormat
 from pellucid.frontend.parsing.tool_format import HERMES, LLAMA3_JSON, SMOLLM, ToolFormat
+from pellucid.frontend.parsing.xml_calls import XmlToolFormat
 from pellucid.frontend.tokenizer import Tokenizer
 from pellucid.frontend.tools import Tool
 
 AUTO = "auto"
 NONE = "none"
 
-TOOL_FORMATS: dict[str, ToolFormat] = {f.name: f for f in (HERMES, SMOLLM, LLAMA3_JSON)}
+TOOL_FORMATS: dict[str, ToolFormat] = {
+    f.name: f
+    for f in (
+        HERMES,
+        SMOLLM,
+        LLAMA3_JSON,
+        XmlToolFormat(),
+        MistralToolFormat(),
+        MistralToolFormat("mistral_args", names_first=True),
+        GemmaToolFormat("functiongemma", "<start_function_call>", "<end_function_call>", "<escape>"),
+        GemmaToolFormat("gemma", "<|tool_call>", "<tool_call|>", '<|"|>'),
+        PythonicToolFormat(),
+    )
+}
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
     f.name: f
     for f in (
@@ -29,9 +47,17 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
 
 # what a template that teaches a format is sure to hold; the first that fits is taken
 _TOOL_SIGNS = (
+    ("qwen3_coder", "<function="),
+    ("functiongemma", "<start_function_call>"),
+    ("gemma", "<|tool_call>"),
+    ("mistral_args", "[ARGS]"),
+    ("mistral", "[TOOL_CALLS]"),
     ("smollm", "<tool_call>["),
     ("hermes", "<tool_call>"),
     ("llama3_json", "<|python_tag|>"),
+    ("pythonic", "<|python_start|>"),
+    ("pythonic", "func_name1("),
+    ("pythonic", "<start_of_turn>"),  # Gemma 2 and 3: what their makers advise to ask for
     ("llama3_json", '"parameters": '),
 )
 
@@ -56,6 +82,31 @@ class AnswerFormats:
             self.reasoning if reasons else None,
             is_open=reasoning_is_open,
             calls=self.tools.parser(tools) if tools and self.tools is not None else None,
+        )
+
+    def calls_grammar(
+        self,
+        tools: Sequence[Tool],
+        special: Callable[[str], int | None],
+        *,
+        required: bool,
+        parallel: bool,
+        content: str | None = None,
+    ) -> str:
+        """Of answers that call only these tools, with arguments that fit their schemas; the other arguments are those
+        of `tools_grammar`. special: marker -> its token id, where it is a special token. Raises CallSchemaError.
+        """
+        assert self.tools is not None
+        writer = GrammarWriter(special, self.tools.markers)
+        rules = [self.tools.call_rule(writer, tool, f"call_{i}") for i, tool in enumerate(tools)]
+        return tools_grammar(
+            writer,
+            self.tools.frame if content is None else self.tools.marked_frame,
+            rules,
+            required=required,
+            parallel=parallel,
+            content=content,
+            after_reasoning=self.reasoning is not None,
         )
 
 

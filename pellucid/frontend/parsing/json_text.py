@@ -101,6 +101,11 @@ def read_value(source: TextInput) -> Steps[str | None]:
     return word if is_json(word) else None
 
 
+def as_json_string(emit: Callable[[str], None]) -> Callable[[str], None]:
+    """Text goes on as the inside of a JSON string."""
+    return lambda text: emit(json.dumps(text, ensure_ascii=False)[1:-1])
+
+
 def is_json(text: str) -> bool:
     try:
         json.loads(text)

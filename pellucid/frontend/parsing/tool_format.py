@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from pellucid.frontend.parsing.answer_parser import ParseCalls
+from pellucid.frontend.parsing.call_grammar import CallFrame, GrammarWriter, closed
 from pellucid.frontend.parsing.json_calls import JsonCalls
 from pellucid.frontend.tools import JsonObject, Tool
 
@@ -20,12 +21,26 @@ class ToolFormat:
 
     name: str
     markers: tuple[str, ...] = ()
+    one_by_one: bool = False  # arguments stand one after another, not as one JSON object
 
     def parser(self, tools: Sequence[Tool]) -> ParseCalls:
         raise NotImplementedError
 
     def calls_text(self, calls: Sequence[Call]) -> str:
         """The calls as the model writes them."""
+        raise NotImplementedError
+
+    @property
+    def frame(self) -> CallFrame:
+        raise NotImplementedError
+
+    @property
+    def marked_frame(self) -> CallFrame:
+        """For where an answer without calls may be JSON too: with a marker that tells the two apart."""
+        return self.frame
+
+    def call_rule(self, writer: GrammarWriter, tool: Tool, name: str) -> str:
+        """A rule of that name for one call, without what the frame puts around it. Raises CallSchemaError."""
         raise NotImplementedError
 
     def instructions(self, tools: Sequence[Tool]) -> str:
@@ -58,6 +73,23 @@ class JsonToolFormat(ToolFormat):
     def parser(self, tools: Sequence[Tool]) -> ParseCalls:
         names: Collection[str] = {tool.name for tool in tools} if self.bare else ()
         return JsonCalls(self.markers[0], self.closer and self.closer.strip(), names).parse
+
+    @property
+    def frame(self) -> CallFrame:
+        if self.bare:
+            return CallFrame(separator="; ")
+        if self.is_array:
+            return CallFrame(f"{self.opener}[", "", ", ", f"]{self.closer or ''}", self.opener)
+        return CallFrame(call_open=self.opener, separator="\n", trigger=self.markers[0])
+
+    @property
+    def marked_frame(self) -> CallFrame:
+        return replace(self.frame, open=self.opener, trigger=self.opener) if self.bare else self.frame
+
+    def call_rule(self, writer: GrammarWriter, tool: Tool, name: str) -> str:
+        head = f'{{"name": {json.dumps(tool.name)}, "{self.arguments_key}": '
+        tail = "}" if self.is_array or self.closer is None else "}" + self.closer
+        return writer.rule(name, f"{writer.text(head)} {writer.json(closed(tool.schema))} {writer.text(tail)}")
 
     def calls_text(self, calls: Sequence[Call]) -> str:
         objects = [_json({"name": name, self.arguments_key: arguments}) for name, arguments in calls]

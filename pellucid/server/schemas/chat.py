@@ -154,6 +154,9 @@ class ChatCompletionRequest(ChatPrompt, SamplingFields, StreamFields, ClientFiel
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
         None, description="Given to the chat template, which may or may not know it."
     )
+    thinking_token_budget: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Most tokens of reasoning; then it is ended and the answer begins."
+    )
     response_format: ResponseFormat | None = None
     modalities: list[Literal["text"]] | None = None
     verbosity: Literal["medium"] | None = None

@@ -1,0 +1,190 @@
+"""Grammars (llguidance's Lark) that let a model write nothing but calls that parse and fit their schemas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from pellucid.frontend.parsing.schema_types import is_text, properties_of
+from pellucid.frontend.tools import JsonObject, Tool
+
+MAX_CALLS = 64  # in one answer
+# A space or an indented line between two tokens of JSON: a small model that has lost its way would write white space
+# without end.
+_JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": r"[ ]?|\n[ \t]{0,32}"}
+# of an arguments object as a whole: where arguments are written one by one, there is no place to hold them to it
+_WHOLE_OBJECT_WORDS = ("anyOf", "oneOf", "allOf", "not", "if", "dependentRequired", "dependentSchemas", "minProperties",
+                       "maxProperties", "propertyNames", "patternProperties")  # fmt: skip
+
+
+class CallSchemaError(ValueError):
+    """A tool's schema says what calls in this format can't be held to; str() is for the client."""
+
+    def __init__(self, tool: Tool, word: str) -> None:
+        super().__init__(
+            f"Invalid schema for function '{tool.name}': '{word}' of all arguments together is not supported for "
+            "constrained calls of this model."
+        )
+
+
+@dataclass(frozen=True)
+class CallFrame:
+    """How calls stand together: OPEN, and each CALL_OPEN and what a format writes, SEPARATOR between them, CLOSE.
+
+    trigger: the beginning of it all that no other text holds; "" where only what an answer begins with can be a call.
+    """
+
+    open: str = ""
+    call_open: str = ""
+    separator: str = ""
+    close: str = ""
+    trigger: str = ""
+
+
+@dataclass
+class GrammarWriter:
+    """Rules under construction. special: the token id of a marker that is a special token, which a grammar has to name
+    by its id; None for other text.
+    """
+
+    special: Callable[[str], int | None]
+    markers: Sequence[str]
+    rules: list[str] = field(default_factory=list)
+
+    def rule(self, name: str, body: str) -> str:
+        self.rules.append(f"{name}: {body}")
+        return name
+
+    def text(self, text: str) -> str:
+        """A literal, the special tokens in it by id."""
+        for marker in self.markers:
+            token_id = self.special(marker)
+            before, found, after = text.partition(marker)
+            if found and token_id is not None:
+                return " ".join(part for part in (self.text(before), f"<[{token_id}]>", self.text(after)) if part)
+        return json.dumps(text, ensure_ascii=False) if text else ""
+
+    def json(self, schema: object, root: JsonObject | None = None) -> str:
+        """root: the schema that references in this one lead into."""
+        if isinstance(schema, dict) and root is not None:
+            schema = {**{k: v for k, v in root.items() if k in ("$defs", "definitions")}, **schema}
+        schema = schema if isinstance(schema, dict) else {} if schema is True else {"not": {}}
+        return "%json " + json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
+
+    def free_text(self, schema: JsonObject, end: str, name: str) -> str:
+        """A string as it is, up to and with the marker that ends it."""
+        options = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if options is not None:
+            return f"({' | '.join(json.dumps(option, ensure_ascii=False) for option in options)}) {self.text(end)}"
+        body = r"(?s:.*)"
+        if "pattern" in schema:
+            body = _unanchored(schema["pattern"])
+        elif "minLength" in schema or "maxLength" in schema:
+            body = f"(?s:.{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}})"
+        marker = end.strip()
+        if self.special(marker) is not None:  # no text holds a special token
+            return f"{self.rule(name.upper(), f'/{body}/')} {self.text(end)}"
+        marker = _escaped(marker)
+        # lazy: it ends with the first marker; what would go beyond one is excluded where a value has a least length
+        beyond = "" if body == r"(?s:.*)" else f" & ~/(?s:.*){marker}(?s:.+)/"
+        space = r"\n?" if end.startswith("\n") else ""
+        ended = self.rule(name.upper(), f"/{body}{space}{marker}/{beyond}")
+        self.rules.append(f"{name}[lazy]: {ended}")
+        return name
+
+
+def tools_grammar(
+    writer: GrammarWriter,
+    frame: CallFrame,
+    calls: Sequence[str],
+    *,
+    required: bool,
+    parallel: bool,
+    content: str | None,
+    after_reasoning: bool,
+) -> str:
+    """calls: the rule of each tool. required: nothing but calls. content: a term that other answers have to match;
+    None: any text, in which calls may come.
+    """
+    one = writer.rule("call", " | ".join(calls))
+    again = _joined(writer.text(frame.separator + frame.call_open), one)
+    more = f"({again}){{0,{MAX_CALLS - 1}}}" if parallel else ""
+    opening = (frame.open + frame.call_open).removeprefix(frame.trigger)
+    rest = writer.rule("calls", _joined(writer.text(opening), one, more, writer.text(frame.close)))
+    trigger = writer.text(frame.trigger)
+    if required:
+        start = _joined(trigger, rest)
+    elif content is not None:
+        start = f"{_joined(trigger, rest)} | ({content})"
+    elif not trigger:
+        start = rf"{rest} | /[^\s{{\[<](?s:.*)/?"
+    elif trigger.startswith("<"):  # a special token
+        start = f"/(?s:.*)/ ({trigger} {rest})?"
+    else:
+        writer.rules.append(f"said[lazy]: /(?s:.*){_escaped(frame.trigger)}/")
+        start = f"/(?s:.*)/ | said {rest}"
+    space = r"/\n{1,2}/? " if after_reasoning else ""
+    return "\n".join([f"start: {space}({start})", *writer.rules, ""])
+
+
+def _joined(*terms: str) -> str:
+    return " ".join(term for term in terms if term)
+
+
+def arguments_one_by_one(
+    writer: GrammarWriter, tool: Tool, argument: Callable[[str, object, str], str], separator: str, name: str
+) -> str:
+    """A term for the arguments in the schema's order, the optional ones there or not.
+
+    argument: (key, schema, rule name) -> term. Raises CallSchemaError.
+    """
+    root = tool.schema
+    if word := next((word for word in _WHOLE_OBJECT_WORDS if word in root), None):
+        raise CallSchemaError(tool, word)
+    properties = properties_of(tool)
+    required = [key for key in root.get("required") or () if isinstance(key, str)]
+    keys = [*properties, *(key for key in required if key not in properties)]
+    terms = [
+        writer.rule(f"{name}_{i}", argument(key, properties.get(key, {}), f"{name}_{i}_value"))
+        for i, key in enumerate(keys)
+    ]
+    between = writer.text(separator)
+    is_required = [key in required for key in keys]
+    # rest_i: what may follow when something has been written; begin_i: when nothing has
+    following = '""'
+    begin = '""'
+    for i in range(len(keys) - 1, -1, -1):
+        rest_after, begin_after = following, begin
+        one = f"{between} {terms[i]} {rest_after}"
+        following = writer.rule(f"{name}_rest_{i}", one if is_required[i] else f"{one} | {rest_after}")
+        first = f"{terms[i]} {rest_after}"
+        begin = writer.rule(f"{name}_begin_{i}", first if is_required[i] else f"{first} | {begin_after}")
+    return begin
+
+
+def loosened(tool: Tool, *, one_by_one: bool) -> Tool:
+    """A tool whose arguments need not fit its schema; they only have to be arguments."""
+    parameters: JsonObject = {"type": "object", "additionalProperties": True}
+    if one_by_one:  # there the schema decides how a value is written
+        found = properties_of(tool)
+        parameters["properties"] = {key: {"type": "string"} if is_text(found[key]) else {} for key in found}
+    return replace(tool, parameters=parameters)
+
+
+def closed(schema: JsonObject) -> JsonObject:
+    """Of an arguments object: nothing but what is described, where the schema does not say otherwise."""
+    return {"additionalProperties": False, **schema}
+
+
+def _escaped(text: str) -> str:
+    """As a regular expression between slashes."""
+    return "".join(f"\\{char}" if char in "\\/.*+?|()[]{}^$" else char for char in text)
+
+
+def _unanchored(pattern: str) -> str:
+    """JSON Schema's patterns may match anywhere."""
+    pattern = pattern.replace("/", r"\/")
+    begin = "" if pattern.startswith("^") else r"(?s:.*)"
+    end = "" if pattern.endswith("$") and not pattern.endswith(r"\$") else r"(?s:.*)"
+    return f"{begin}({pattern.removeprefix('^')[: None if end else -1]}){end}"

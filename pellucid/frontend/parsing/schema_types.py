@@ -1,0 +1,48 @@
+"""What a tool's JSON schema says of one argument, for formats that write values without saying what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pellucid.frontend.tools import JsonObject, Tool
+
+_MAX_REFERENCES = 16
+
+
+def argument_schemas(tools: Sequence[Tool]) -> dict[str, JsonObject]:
+    """Tool -> the schemas of its arguments by name, references into the tool's own definitions resolved."""
+    return {tool.name: properties_of(tool) for tool in tools}
+
+
+def properties_of(tool: Tool) -> JsonObject:
+    properties = tool.schema.get("properties")
+    if not isinstance(properties, dict):
+        return {}
+    return {name: resolved(schema, tool.schema) for name, schema in properties.items()}
+
+
+def resolved(schema: Any, root: JsonObject) -> Any:
+    """A schema that is only a reference as what it refers to."""
+    for _ in range(_MAX_REFERENCES):
+        reference = schema.get("$ref") if isinstance(schema, dict) else None
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            break
+        found: Any = root
+        for step in reference[2:].split("/"):
+            found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+        schema = found
+    return schema
+
+
+def is_text(schema: Any) -> bool:
+    """Whether a value can be nothing but a string; also where nothing is known of it."""
+    if not isinstance(schema, dict):
+        return True
+    kinds = schema.get("type")
+    if kinds is not None:
+        return kinds in ("string", ["string"])
+    if "const" in schema or "enum" in schema:
+        return all(isinstance(value, str) for value in schema.get("enum", [schema.get("const")]))
+    branches = [branch for key in ("anyOf", "oneOf") for branch in schema.get(key) or ()]
+    return all(map(is_text, branches))

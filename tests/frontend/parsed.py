@@ -1,0 +1,34 @@
+"""What a parser makes of a text that comes in pieces."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from pellucid.frontend.answer import AnswerParser
+
+
+@dataclass
+class Parsed:
+    reasoning: str = ""
+    content: str = ""
+    calls: list[tuple[str, str]] = field(default_factory=list)
+
+    @property
+    def values(self) -> list[tuple[str, object]]:
+        return [(name, json.loads(arguments)) for name, arguments in self.calls]
+
+
+def parse(parser: AnswerParser, pieces: list[str]) -> Parsed:
+    parsed = Parsed()
+    for delta in [*map(parser.push, pieces), parser.finish()]:
+        parsed.reasoning += delta.reasoning
+        parsed.content += delta.content
+        for call in delta.tool_calls:
+            if call.name is not None:
+                assert call.index == len(parsed.calls)
+                parsed.calls.append((call.name, call.arguments))
+            else:
+                name, arguments = parsed.calls[call.index]
+                parsed.calls[call.index] = name, arguments + call.arguments
+    return parsed
