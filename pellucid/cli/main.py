@@ -16,7 +16,7 @@ def main() -> None:
 def build_app():  # type: ignore[no-untyped-def]  # typer is imported late: `pellucid engine` does without it
     import typer
 
-    from pellucid.cli import bench, chat, generate, plan, pull, serve
+    from pellucid.cli import bench, chat, generate, plan, pull, run_batch, serve
 
     app = typer.Typer(
         name="pellucid",
@@ -28,6 +28,7 @@ def build_app():  # type: ignore[no-untyped-def]  # typer is imported late: `pel
     app.command(name="serve", epilog=serve.EXAMPLES)(serve.serve)
     app.command(name="generate", epilog=generate.EXAMPLES)(generate.generate)
     app.command(name="chat", epilog=chat.EXAMPLES)(chat.chat)
+    app.command(name="run-batch", epilog=run_batch.EXAMPLES)(run_batch.run_batch)
     app.command(name="pull", epilog=pull.EXAMPLES)(pull.pull)
     app.command(name="plan", epilog=plan.EXAMPLES)(plan.plan)
     app.add_typer(bench.app, name="bench")

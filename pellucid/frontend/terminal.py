@@ -50,7 +50,7 @@ class _NoBar:
 
 
 @contextmanager
-def progress_bar(wanted: bool, num_prompts: int) -> Iterator[ProgressBar]:
+def progress_bar(wanted: bool, num_prompts: int, what: str = "prompts") -> Iterator[ProgressBar]:
     """On stderr: prompts done of all, time, tokens a second."""
     if not wanted or not num_prompts:
         yield _NoBar()
@@ -58,9 +58,9 @@ def progress_bar(wanted: bool, num_prompts: int) -> Iterator[ProgressBar]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    columns = (TextColumn("prompts"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, TextColumn("{task.fields[speed]}"), console=Console(stderr=True)) as progress:
-        task = progress.add_task("prompts", total=num_prompts, speed="")
+        task = progress.add_task(what, total=num_prompts, speed="")
         total_tokens = 0
 
         class RichBar:
