@@ -51,6 +51,12 @@ def serve(
         str, typer.Option(help="How the model marks its reasoning; auto reads it off template and vocabulary.")
     ] = "auto",
     access_log: Annotated[bool, typer.Option("--access-log", help="Log a line of JSON per request.")] = False,
+    request_log: Annotated[
+        str, typer.Option(metavar="FILE", help="Append a line of JSON per request to this file.")
+    ] = "",
+    request_log_content: Annotated[
+        bool, typer.Option("--request-log-content", help="Write requests and responses themselves there, too.")
+    ] = False,
 ) -> None:
     """Serve a model over HTTP: OpenAI's API on /v1, metrics on /metrics."""
     from pellucid.server.options import ServerOptions
@@ -70,6 +76,8 @@ def serve(
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
         access_log=access_log,
+        request_log=request_log,
+        request_log_content=request_log_content,
     )
     with clean_errors():
         raise typer.Exit(run_server(config, options))

@@ -34,6 +34,8 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_parser: str = AUTO  # how the model writes tool calls: a name of TOOL_FORMATS, "auto" or "none"
     reasoning_parser: str = AUTO  # how it marks its reasoning: a name of REASONING_FORMATS, "auto" or "none"
     access_log: bool = False  # one line of JSON a request on stderr, without content
+    request_log: str = ""  # the same in a file; "": none
+    request_log_content: bool = False  # in it the bodies, too
 
 
 class OptionsError(ValueError):
@@ -46,6 +48,8 @@ def check_options(options: ServerOptions) -> None:
         raise OptionsError("an API key must not be empty")
     if not 0 <= options.port <= 65535:
         raise OptionsError(f"port={options.port} is not a port; it must be between 0 and 65535")
+    if options.request_log_content and not options.request_log:
+        raise OptionsError("request_log_content has nowhere to go: give --request-log FILE as well")
     if options.max_queue < 1:
         raise OptionsError(f"max_queue={options.max_queue} lets nothing in; it must be at least 1")
     if options.response_max_count < 1:

@@ -1,4 +1,4 @@
-"""The outermost layer: an id for every request, an answer to every failure, and the access log."""
+"""The outermost layer: an id for every request, an answer to every failure, and the logs."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pellucid.server.anthropic_errors import is_anthropic
 from pellucid.server.errors import ApiError, internal
+from pellucid.server.middleware.request_log import RequestLog
 from pellucid.server.responses import send_error
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -31,6 +32,7 @@ class RequestRecord:
     start: float
     status: int | None = None
     num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
     num_output_tokens: int = 0
     finish_reasons: list[str] = field(default_factory=list)
     user_digest: str | None = None
@@ -47,9 +49,10 @@ def digest_of(text: str) -> str:
 
 
 class RequestContext:
-    def __init__(self, app: ASGIApp, access_log: TextIO | None = None) -> None:
+    def __init__(self, app: ASGIApp, access_log: TextIO | None = None, request_log: RequestLog | None = None) -> None:
         self.app = app
         self.access_log = access_log
+        self.request_log = request_log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -59,6 +62,9 @@ class RequestContext:
         record = RequestRecord(f"req_{uuid.uuid4().hex}", method, time.monotonic())
         scope.setdefault("state", {})["record"] = record
         names = (b"x-request-id", b"request-id") if is_anthropic(scope["raw_path"]) else (b"x-request-id",)
+        content = self.request_log.listen() if self.request_log is not None else None
+        if content is not None:
+            receive, send = content.of_request(receive), content.of_response(send)
         id_headers = [(name, record.request_id.encode()) for name in names]
 
         async def send_with_id(message: Message) -> None:
@@ -74,8 +80,11 @@ class RequestContext:
         except Exception as error:
             await self._answer_failure(error, record, scope, send_with_id)
         finally:
+            line = _line(record, scope)
             if self.access_log is not None:
-                self._write_log(record, scope, self.access_log)
+                print(msgspec.json.encode(line).decode(), file=self.access_log, flush=True)
+            if self.request_log is not None:
+                self.request_log.write(line, content)
 
     async def _answer_failure(self, error: Exception, record: RequestRecord, scope: Scope, send: Send) -> None:
         if not isinstance(error, ApiError):
@@ -87,19 +96,20 @@ class RequestContext:
         else:
             record.outcome = "stream_error"  # too late for another status; the connection is closed unfinished
 
-    def _write_log(self, record: RequestRecord, scope: Scope, log: TextIO) -> None:
-        route = scope.get("route")
-        line: dict[str, Any] = {
-            "time": round(time.time(), 3),
-            "request_id": record.request_id,
-            "method": record.method,
-            "route": getattr(route, "path", None),  # the route's own words, never the client's
-            "status": record.status if record.status is not None else CLIENT_LEFT,
-            "duration_ms": round((time.monotonic() - record.start) * 1000, 1),
-            "prompt_tokens": record.num_prompt_tokens,
-            "output_tokens": record.num_output_tokens,
-            "finish_reasons": record.finish_reasons,
-            "user": record.user_digest,
-            "outcome": record.outcome,
-        }
-        print(msgspec.json.encode(line).decode(), file=log, flush=True)
+
+def _line(record: RequestRecord, scope: Scope) -> dict[str, Any]:
+    """What both logs say of a request: nothing of its words."""
+    return {
+        "time": round(time.time(), 3),
+        "request_id": record.request_id,
+        "method": record.method,
+        "route": getattr(scope.get("route"), "path", None),  # the route's own words, never the client's
+        "status": record.status if record.status is not None else CLIENT_LEFT,
+        "duration_ms": round((time.monotonic() - record.start) * 1000, 1),
+        "prompt_tokens": record.num_prompt_tokens,
+        "cached_tokens": record.num_cached_tokens,
+        "output_tokens": record.num_output_tokens,
+        "finish_reasons": record.finish_reasons,
+        "user": record.user_digest,
+        "outcome": record.outcome,
+    }
