@@ -20,6 +20,8 @@ def check_value(value: EngineCoreRequest, vocab_size: int) -> None:
     for name, number in (("arrival_time", value.arrival_time), ("deadline", value.deadline)):
         if number is not None and not math.isfinite(number):
             raise ValueError(f"{name}={number}: must be finite")
+    if value.pooling is not None and value.output_token_ids:
+        raise ValueError(f"pooling={value.pooling!r}: a request for a vector has no output tokens")
     params = value.sampling_params
     if params.n != 1:
         raise ValueError(f"n={params.n}: the engine takes one continuation a request; the front end makes n requests")

@@ -48,6 +48,8 @@ class KVCacheManager:
 
     def max_reusable_tokens(self, request: Request) -> int:
         """How many of its tokens may come from the cache."""
+        if request.pooling == "mean":
+            return 0  # the hidden states of all positions are needed, and the cache holds none
         if request.owes_prompt_logprobs:
             return len(request.prompt_logprobs)  # the logits of every later position are still to be computed
         return request.num_tokens - 1  # the last token is always recomputed: a cached prompt still needs its logits
@@ -69,6 +71,8 @@ class KVCacheManager:
             return "disabled"
         if (len(computed_blocks) + 1) * self.block_size <= self.max_reusable_tokens(request):
             return "miss"
+        if request.pooling == "mean":
+            return "pooling"
         return "prompt_logprobs" if request.owes_prompt_logprobs else "last_token"
 
     def admit(self, request: Request, computed_blocks: Sequence[KVCacheBlock]) -> None:

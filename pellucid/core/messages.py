@@ -6,6 +6,7 @@ The same structs serve the in-process engine and the engine process; only the tr
 from __future__ import annotations
 
 import enum
+from typing import Literal
 
 import msgspec
 
@@ -22,11 +23,16 @@ class FinishReason(str, enum.Enum):
     ERROR = "error"
 
 
+Pooling = Literal["last", "mean"]
+
+
 class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     """A request as a value: with `output_token_ids` filled it is a request being replayed, and continues bit for bit.
 
     prompt_token_ids: at least one token. sampling_params.seed and .max_tokens are never None here.
     arrival_time: seconds of time.time(), for FCFS order and metrics. deadline: same clock, None for no limit.
+    pooling: no token is wanted but a vector: of the hidden states of the prompt, after the final norm, the last one or
+    the mean. The sampling parameters have no meaning then.
     """
 
     request_id: str
@@ -38,6 +44,7 @@ class EngineCoreRequest(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     deadline: float | None = None
     priority: int = 0  # lower runs first
     cache_salt: str | None = None
+    pooling: Pooling | None = None
 
 
 class AbortRequests(msgspec.Struct, frozen=True, kw_only=True, tag="abort"):
@@ -70,6 +77,7 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     new_token_ids: list[int] = msgspec.field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None  # one per new token, when asked for
     prompt_logprobs: list[TokenLogprob] | None = None  # for prompt positions 1..n-1, once, with the first token
+    pooled: bytes | None = None  # the vector of a request with pooling, float32 little-endian, with its end
     num_cached_tokens: int = 0  # prompt tokens served from the prefix cache
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token or the stop string
@@ -111,6 +119,7 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     device: str
     dtype: str
     kernels: str
+    hidden_size: int = 0  # elements of a pooled vector; 0: this engine makes none
     details: dict[str, str] = msgspec.field(default_factory=dict)  # other facts worth a line at start
 
 

@@ -40,6 +40,7 @@ class Request:
         self.request_id = value.request_id
         self.sampling_params = params
         self.priority = value.priority
+        self.pooling = value.pooling
         self.arrival_time = value.arrival_time
         self.num_prompt_tokens = len(value.prompt_token_ids)
         self.token_ids: list[int] = [*value.prompt_token_ids, *value.output_token_ids]

@@ -175,7 +175,7 @@ class Scheduler:
                     break  # it gave way itself: it was the last
                 if not end % block_size:
                     kv.cache_blocks(request, end)
-                scheduled.append(ScheduledRequest(request, 1, start, True))
+                scheduled.append(ScheduledRequest(request, 1, start, request.pooling is None))
                 budget -= 1
             index += 1
         for request in unfinished:
@@ -188,7 +188,8 @@ class Scheduler:
         start, end = request.num_computed_tokens, len(request.token_ids)
         num_tokens = min(end - start, budget)
         self.kv.cache_blocks(request, start + num_tokens)
-        scheduled.append(ScheduledRequest(request, num_tokens, start, start + num_tokens == end))
+        samples = start + num_tokens == end and request.pooling is None
+        scheduled.append(ScheduledRequest(request, num_tokens, start, samples))
         return num_tokens
 
     def _admit_waiting(self, scheduled: list[ScheduledRequest], budget: int) -> int:
@@ -272,6 +273,8 @@ class Scheduler:
             error = result.error
             if error is None and share.samples and not result.token_ids:
                 error = "the model runner returned no token"
+            if error is None and result.pooled is None and share.pools:
+                error = "the model runner returned no vector"
             if error is not None:
                 culprit = request
                 doubtful.update(self._written_blocks(share))
@@ -283,7 +286,9 @@ class Scheduler:
                 request.num_computed_tokens = share.start + share.num_tokens
                 if result.prompt_logprobs is not None:
                     request.add_prompt_logprobs(share.start, result.prompt_logprobs)
-                if result.token_ids:
+                if result.pooled is not None:
+                    outputs.append(self._finish(request, Ending(FinishReason.STOP), pooled=result.pooled))
+                elif result.token_ids:
                     outputs.append(self._append(request, result))
                     if wants_tokens:
                         self._log.sampled(request, outputs[-1], scheduled.step)
@@ -311,6 +316,7 @@ class Scheduler:
         new_token_ids: Sequence[int] = (),
         logprobs: list | None = None,
         error: str | None = None,
+        pooled: bytes | None = None,
     ) -> EngineCoreOutput:
         """Every end of a request comes through here: all it held is free afterwards."""
         if request.status is RequestStatus.RUNNING:
@@ -328,6 +334,7 @@ class Scheduler:
             new_token_ids=list(new_token_ids),
             logprobs=logprobs,
             prompt_logprobs=request.take_prompt_logprobs() if new_token_ids else None,
+            pooled=pooled,
             num_cached_tokens=max(request.num_cached_tokens, 0),
             finish_reason=ending.reason,
             stop_reason=ending.stop_reason,

@@ -20,7 +20,12 @@ class ScheduledRequest(msgspec.Struct, frozen=True):  # not a dataclass: hundred
     request: Request
     num_tokens: int
     start: int  # == request.num_computed_tokens when scheduled
-    samples: bool  # these tokens reach the end of the sequence: a token is sampled
+    samples: bool  # these tokens reach the end of the sequence: a token is sampled (never of a request with pooling)
+
+    @property
+    def pools(self) -> bool:
+        """These tokens reach the end of a prompt of which a vector is wanted."""
+        return self.request.pooling is not None and self.start + self.num_tokens == self.request.num_tokens
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class SampledRequest(msgspec.Struct, frozen=True):
     token_ids: list[int] = msgspec.field(default_factory=list)
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
+    pooled: bytes | None = None  # where share.pools: the vector, float32 little-endian
     error: str | None = None
 
 

@@ -75,6 +75,7 @@ def build_engine_core(config: EngineConfig, on_progress: OnProgress) -> tuple[En
         device=str(kernels.device),
         dtype=str(kernels.dtype).removeprefix("torch."),
         kernels=kernels.name,
+        hidden_size=model_config.hidden_size,
         details=details,
     )
     return core, ready

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from pellucid.config import EngineConfig
-from pellucid.core.messages import EngineReady, SchedulerStats
+from pellucid.core.messages import EngineReady, Pooling, SchedulerStats
 from pellucid.engine.client import EngineClient, EngineState
 from pellucid.engine.inprocess_client import InProcessEngineClient
 from pellucid.engine.subprocess_client import SubprocessEngineClient
@@ -145,17 +145,21 @@ class AsyncLLM:
         cache_salt: str | None = None,
         timeout_s: float | None = None,
         final_only: bool = False,
+        pooling: Pooling | None = None,
+        is_admitted: bool = False,
     ) -> RequestStream:
         """Submit now, read later: every refusal is raised here, before the first output.
 
         A plain function, so that a server can refuse before it sends headers: `async for o in llm.generate(...)`.
         request_id: made up where none is given. final_only: one RequestOutput, when all is done (cheaper where nobody
-        watches). Raises QueueFullError, EngineUnavailableError, ContextLengthExceededError, ValueError (parameters,
+        watches). pooling: no text but RequestOutput.pooled. is_admitted: the caller has asked `check_admission`.
+        Raises QueueFullError, EngineUnavailableError, ContextLengthExceededError, ValueError (parameters,
         token ids, an id in use).
         """
-        self.check_admission()
+        if not is_admitted:
+            self.check_admission()
         timeout_s = self._request_timeout_s if timeout_s is None else timeout_s
-        prepared = self._prepare(request_id, prompt, params, priority, cache_salt, timeout_s)
+        prepared = self._prepare(request_id, prompt, params, priority, cache_salt, timeout_s, pooling)
         if taken := [c.value.request_id for c in prepared.children if c.value.request_id in self._children]:
             raise ValueError(f"request id {taken[0]!r} is in use")
         request = ActiveRequest(
@@ -235,6 +239,7 @@ class AsyncLLM:
         priority: int,
         cache_salt: str | None,
         timeout_s: float | None,
+        pooling: Pooling | None,
     ) -> PreparedRequest:
         if request_id is None:
             request_id = uuid.uuid4().hex
@@ -244,7 +249,13 @@ class AsyncLLM:
             assert self.client.ready is not None  # check_admission
             self._preparer = RequestPreparer(self.tokenizer, self._eos_token_ids, self.client.ready, self._default_seed)
         return self._preparer.prepare(
-            request_id, prompt, params, priority=priority, cache_salt=cache_salt, timeout_s=timeout_s
+            request_id,
+            prompt,
+            params,
+            priority=priority,
+            cache_salt=cache_salt,
+            timeout_s=timeout_s,
+            pooling=pooling,
         )
 
     def _forget(self, request: ActiveRequest) -> None:

@@ -152,6 +152,7 @@ class RequestProcessor:
             for child in prepared.children
         }
         self._prompt_logprobs: list[TokenLogprob | None] | None = None
+        self._pooled: bytes | None = None
         self._first_child_id = prepared.children[0].value.request_id
 
     @property
@@ -185,6 +186,7 @@ class RequestProcessor:
         if output.request_id == self._first_child_id:
             # the other children find the whole prompt in the cache, since this one has just put it there
             self.num_cached_tokens = output.num_cached_tokens
+            self._pooled = output.pooled
             if output.prompt_logprobs is not None:
                 self._prompt_logprobs = [None, *output.prompt_logprobs]
         must_abort = self._completions[output.request_id].process(output)
@@ -213,6 +215,7 @@ class RequestProcessor:
             outputs=[completion.take() for completion in self._completions.values() if completion.has_news],
             finished=self.is_finished,
             prompt_logprobs=prompt_logprobs,
+            pooled=self._pooled,
             num_cached_tokens=self.num_cached_tokens,
             metrics=self.metrics,
         )

@@ -41,6 +41,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool = False
     prompt_logprobs: list[TokenLogprob | None] | None = None  # first entry None: nothing precedes it
+    pooled: bytes | None = None  # with pooling: the vector, float32 little-endian
     num_cached_tokens: int = 0
     metrics: RequestMetrics = field(default_factory=RequestMetrics)
 

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from pellucid.core.messages import EngineCoreRequest, EngineReady
+from pellucid.core.messages import EngineCoreRequest, EngineReady, Pooling
 from pellucid.frontend.outputs import ContextLengthExceededError
 from pellucid.sampling.params import SamplingParams
 from pellucid.sampling.validate import validate_sampling_params
@@ -79,6 +79,7 @@ class RequestPreparer:
         priority: int = 0,
         cache_salt: str | None = None,
         timeout_s: float | None = None,
+        pooling: Pooling | None = None,
     ) -> PreparedRequest:
         """Raises ContextLengthExceededError, InvalidParameterError, or ValueError for a prompt that is none."""
         arrival_time = time.time()
@@ -103,6 +104,7 @@ class RequestPreparer:
                 deadline=None if timeout_s is None else arrival_time + timeout_s,
                 priority=priority,
                 cache_salt=cache_salt,
+                pooling=pooling,
             )
             children.append(ChildRequest(index, value))
         return PreparedRequest(

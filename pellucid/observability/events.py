@@ -49,7 +49,7 @@ class PrefixHit(msgspec.Struct, frozen=True, kw_only=True, tag="prefix_hit"):
 
     ended_by: "miss" (the next block is not in the cache), "last_token" (all that can be used was found: the block that
     holds the last token is always computed), "prompt_logprobs" (the logits of these positions are still owed),
-    or "disabled".
+    "pooling" (the hidden states of all positions are wanted), or "disabled".
     """
 
     request_id: str

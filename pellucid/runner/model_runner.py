@@ -12,6 +12,7 @@ from pellucid.core.scheduler_output import RunnerOutput, SampledRequest, Schedul
 from pellucid.kernels.interface import ForwardFunction
 from pellucid.models.model import Model
 from pellucid.runner.batch_builder import BatchBuilder
+from pellucid.runner.pooling import Pooler
 from pellucid.runner.prompt_logprobs import PromptLogprobs
 from pellucid.runner.warm_up import made_up_step
 from pellucid.sampling.logits_processors import LogitsProcessor
@@ -40,6 +41,7 @@ class ModelRunner:
         self._sampler = sampler
         self._prompt_logprobs = prompt_logprobs
         self._processors = processors
+        self._pooler = Pooler()
         self._states: dict[str, tuple[Request, SamplingState]] = {}
 
     @torch.inference_mode()
@@ -54,16 +56,18 @@ class ModelRunner:
         shares = scheduled.requests
         batch = self._batches.build(scheduled)
         prompt_logprobs: dict[int, list[TokenLogprob] | str] = {}
-        if any(share.request.owes_prompt_logprobs for share in shares):
+        pooled: dict[int, bytes] = {}
+        if any(share.request.owes_prompt_logprobs or share.request.pooling is not None for share in shares):
             hidden = self._model.forward(batch)
             logits = self._model.compute_logits(hidden, batch)
             prompt_logprobs = self._prompt_logprobs(self._model, hidden, batch, shares)
+            pooled = self._pooler(self._model, hidden, batch, shares)
         else:
             logits = self._forward(batch)
         sampling = [i for i, share in enumerate(shares) if share.samples]
         sampled = self._sampler.sample(logits, [self._state(shares[i].request) for i in sampling])
         tokens = dict(zip(sampling, sampled, strict=True))
-        return RunnerOutput([_result(tokens.get(i), prompt_logprobs.get(i)) for i in range(len(shares))])
+        return RunnerOutput([_result(tokens.get(i), prompt_logprobs.get(i), pooled.get(i)) for i in range(len(shares))])
 
     @torch.inference_mode()
     def warm_up(self, num_blocks: int, block_size: int, num_tokens: int, num_reqs: int) -> None:
@@ -85,6 +89,7 @@ class ModelRunner:
     def _forget(self, request_ids: Iterable[str]) -> None:
         request_ids = list(request_ids)
         self._batches.forget(request_ids)
+        self._pooler.forget(request_ids)
         for request_id in request_ids:
             self._states.pop(request_id, None)
 
@@ -96,11 +101,13 @@ def _sampling_state(request: Request, processors: Sequence[LogitsProcessor] = ()
     )
 
 
-def _result(sampled: SampledToken | None, prompt_logprobs: list[TokenLogprob] | str | None) -> SampledRequest:
+def _result(
+    sampled: SampledToken | None, prompt_logprobs: list[TokenLogprob] | str | None, pooled: bytes | None
+) -> SampledRequest:
     if isinstance(prompt_logprobs, str):
         return SampledRequest(error=prompt_logprobs)
     if sampled is None:
-        return SampledRequest(prompt_logprobs=prompt_logprobs)
+        return SampledRequest(prompt_logprobs=prompt_logprobs, pooled=pooled)
     if sampled.error is not None:
         return SampledRequest(error=sampled.error)
     logprobs = None if sampled.logprobs is None else [sampled.logprobs]

@@ -13,15 +13,18 @@ from pellucid.server import (
     models,
     openai_chat,
     openai_completions,
+    openai_embeddings,
     openai_responses,
     operations,
     plain_generate,
+    similarity,
     tokenization,
 )
 from pellucid.server.errors import ApiError, method_not_supported, unknown_url
 from pellucid.server.middleware.auth import ApiKeyAuth
 from pellucid.server.middleware.body_limit import BodyLimit
 from pellucid.server.middleware.context import RequestContext
+from pellucid.server.middleware.request_log import RequestLog
 from pellucid.server.responses import error_response
 from pellucid.server.state import ServerState
 
@@ -30,6 +33,8 @@ ROUTES = (
     openai_completions,
     openai_responses,
     anthropic_messages,
+    openai_embeddings,
+    similarity,
     plain_generate,
     tokenization,
     models,
@@ -50,7 +55,11 @@ def build_app(state: ServerState) -> FastAPI:
     options = state.options  # the last one added is the outermost
     app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes, timeout_s=options.body_timeout_s)
     app.add_middleware(ApiKeyAuth, api_keys=options.api_keys)
-    app.add_middleware(RequestContext, access_log=sys.stderr if options.access_log else None)
+    app.add_middleware(
+        RequestContext,
+        access_log=sys.stderr if options.access_log else None,
+        request_log=RequestLog(options.request_log, options.request_log_content) if options.request_log else None,
+    )
     return app
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pellucid.core.messages import FinishReason
+from pellucid.core.messages import FinishReason, Pooling
 from pellucid.frontend.async_llm import AsyncLLM, RequestStream
 from pellucid.frontend.outputs import (
     ContextLengthExceededError,
@@ -35,6 +35,7 @@ class Submission:
     param: str
     priority: int = 0
     cache_salt: str | None = None
+    pooling: Pooling | None = None
 
 
 def submit(
@@ -43,6 +44,7 @@ def submit(
     """Raises ApiError for every refusal, having let go of what was taken."""
     streams: list[RequestStream] = []
     try:
+        llm.check_admission()  # once: the bound of the queue is not one on the prompts of a request
         for i, prompt in enumerate(submission.prompts):
             _check_fits(llm, prompt)
             stream = llm.generate(
@@ -52,6 +54,8 @@ def submit(
                 priority=submission.priority,
                 cache_salt=submission.cache_salt,
                 final_only=final_only,
+                pooling=submission.pooling,
+                is_admitted=True,
             )
             streams.append(stream)
     except Exception as error:
@@ -199,6 +203,7 @@ class Generation:
         if output.finished:
             progress.finished = True
             self._record.num_output_tokens += progress.num_tokens
+            self._record.num_cached_tokens += progress.num_cached_tokens
             self._metrics.on_finished(self.num_choices, progress.num_tokens, output.num_cached_tokens, output.metrics)
 
     def _finish_choice(self, progress: _Progress, choice: int, reason: str) -> None:

@@ -77,29 +77,42 @@ async def render_chat(
 
 async def completion_prompts(llm: AsyncLLM, body: CompletionRequest) -> list[Prompt]:
     """One per prompt of the request, in order."""
-    given = body.prompt
+    return await prompts_of(
+        llm,
+        body.prompt,
+        param="prompt",
+        truncate_to=body.truncate_prompt_tokens,
+        add_special_tokens=body.add_special_tokens is not False,
+    )
+
+
+async def prompts_of(
+    llm: AsyncLLM, given: str | list[Any], *, param: str, truncate_to: int | None, add_special_tokens: bool
+) -> list[Prompt]:
+    """given: one prompt or many, each as text or token ids. param: the field that errors name. Raises ApiError."""
     many: list[Any] = given if isinstance(given, list) and isinstance(given[0], (str, list)) else [given]
-    add_special_tokens = body.add_special_tokens is not False
-    return [await _prompt(llm, prompt, body.truncate_prompt_tokens, add_special_tokens) for prompt in many]
+    return [await _prompt(llm, prompt, param, truncate_to, add_special_tokens) for prompt in many]
 
 
 async def generate_prompt(llm: AsyncLLM, body: GenerateRequest) -> Prompt:
-    return await _prompt(llm, body.prompt, body.truncate_prompt_tokens, True)
+    return await _prompt(llm, body.prompt, "prompt", body.truncate_prompt_tokens, True)
 
 
 async def encode_text(llm: AsyncLLM, text: str, *, add_special_tokens: bool) -> list[int]:
     return await _off_the_loop(lambda: llm.tokenizer.encode(text, add_special_tokens=add_special_tokens), len(text))
 
 
-async def _prompt(llm: AsyncLLM, given: str | list[int], truncate_to: int | None, add_special_tokens: bool) -> Prompt:
+async def _prompt(
+    llm: AsyncLLM, given: str | list[int], param: str, truncate_to: int | None, add_special_tokens: bool
+) -> Prompt:
     text = given if isinstance(given, str) else None
     if text is not None:
         if truncate_to is None:
-            _refuse_hopeless(llm, len(text), "prompt")
+            _refuse_hopeless(llm, len(text), param)
         token_ids = await encode_text(llm, text, add_special_tokens=add_special_tokens)
         if not token_ids:
-            raise invalid("Invalid 'prompt': it is empty, and this model has no token to begin a text with.",
-                          code="empty_string", param="prompt")  # fmt: skip
+            raise invalid(f"Invalid '{param}': it is empty, and this model has no token to begin a text with.",
+                          code="empty_string", param=param)  # fmt: skip
     else:
         assert isinstance(given, list)
         token_ids = given

@@ -19,6 +19,7 @@ class Result:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] | None = None
+    pooled: bytes | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
 
@@ -67,6 +68,7 @@ def run(core: EngineCore, requests: Iterable[EngineCoreRequest]) -> Run:
             if output.prompt_logprobs is not None:
                 assert result.prompt_logprobs is None, "told twice"
                 result.prompt_logprobs = output.prompt_logprobs
+            result.pooled = output.pooled
             if output.finish_reason is not None:
                 result.finish_reason, result.stop_reason = output.finish_reason, output.stop_reason
                 done.num_cached_tokens += output.num_cached_tokens

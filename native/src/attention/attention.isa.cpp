@@ -3,8 +3,6 @@
 #include "attention/micro_kernels.h"
 #include "simd.h"
 
-#include <type_traits>
-
 namespace pellucid {
 namespace PELLUCID_ISA {
 namespace {
@@ -54,14 +52,13 @@ struct State {
 template <typename Compute>
 struct Workspace {
     using Element = typename Compute::Element;
-    using TileElement = typename Compute::TileElement;
 
-    float* scores;   // [kMostRows][kChunk]
-    Element* p;      // [kMostRows][kChunk], weights
+    float* scores;   // [kMaxRows][kChunk]
+    Element* p;      // [kMaxRows][kChunk], weights
     Element* q;      // [rows][dim]
-    TileElement* keys;   // [8 tiles], where the cache must be converted
-    TileElement* values;
-    float* chunk;    // State of kMostRows rows
+    Element* keys;   // [8 tiles], where the cache must be converted
+    Element* values;
+    float* chunk;    // State of kMaxRows rows
     float* total;    // State of all rows
     size_t num_bytes;
 
@@ -71,12 +68,12 @@ struct Workspace {
             pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(memory + used);
             used += round_up(count * sizeof(*pointer), 64);
         };
-        take(scores, kMostRows * kChunk);
-        take(p, kMostRows * kChunk);
+        take(scores, kMaxRows * kChunk);
+        take(p, kMaxRows * kChunk);
         take(q, rows * dim);
         take(keys, kChunk * dim);
         take(values, kChunk * dim);
-        take(chunk, State::floats(kMostRows, dim));
+        take(chunk, State::floats(kMaxRows, dim));
         take(total, State::floats(rows, dim));
         num_bytes = used;
     }
@@ -85,8 +82,6 @@ struct Workspace {
 template <typename Compute>
 class Attend {
     using Element = typename Compute::Element;
-    using TileElement = typename Compute::TileElement;
-    static constexpr int kMaxRows = Compute::kMaxRows, kMaxVectors = Compute::kMaxVectors;
 
   public:
     Attend(const AttentionParams& params, const AttentionTask& task, const KVLayout& layout, std::byte* scratch)
@@ -167,11 +162,11 @@ class Attend {
             value_scales_[t] = key_scales_[t] + kTileKeys;
         }
         if (layout_.type == Compute::kStorage) {
-            keys_[t] = reinterpret_cast<const TileElement*>(tile + layout_.keys_offset);
-            values_[t] = reinterpret_cast<const TileElement*>(tile + layout_.values_offset);
+            keys_[t] = reinterpret_cast<const Element*>(tile + layout_.keys_offset);
+            values_[t] = reinterpret_cast<const Element*>(tile + layout_.values_offset);
             return;
         }
-        if constexpr (!std::is_same_v<Compute, F32OverBf16>) {
+        if constexpr (sizeof(Element) == 2 || Compute::kStorage == KVType::f32) {
             Element *keys = work_.keys + t * kTileKeys * dim_, *values = work_.values + t * kTileKeys * dim_;
             convert_tile(tile, layout_, keys, values);
             keys_[t] = keys;
@@ -249,8 +244,8 @@ class Attend {
     const KVLayout& layout_;
     const int64_t group_, rows_, dim_;
     Workspace<Compute> work_;
-    const TileElement* keys_[kChunkTiles];
-    const TileElement* values_[kChunkTiles];
+    const Element* keys_[kChunkTiles];
+    const Element* values_[kChunkTiles];
     const float* key_scales_[kChunkTiles];
     const float* value_scales_[kChunkTiles];
 };
@@ -268,11 +263,6 @@ void attend(const AttentionParams& params, const AttentionTask& task, const KVLa
 #if defined(PELLUCID_ISA_avx512bf16)
     if (layout.type != KVType::f32) {
         Attend<Bf16>(params, task, layout, scratch).run(cache, block_table, q, partials, partial_stride, out);
-        return;
-    }
-#else
-    if (layout.type == KVType::bf16 && task.num_tokens * params.group() <= 2 * F32OverBf16::kMaxRows) {
-        Attend<F32OverBf16>(params, task, layout, scratch).run(cache, block_table, q, partials, partial_stride, out);
         return;
     }
 #endif
