@@ -22,6 +22,8 @@ from pellucid.core.messages import EngineCoreRequest
 from pellucid.engine.build import build_engine_core
 from pellucid.sampling.params import SamplingParams
 
+PROFILED_STEPS = 5
+
 
 @dataclass
 class Timed:
@@ -57,7 +59,7 @@ def measure(core: Any, num_reqs: int, prompt_len: int, num_steps: int, vocab_siz
         "schedule": Timed(core.scheduler.schedule),
         "update": Timed(core.scheduler.update_from_output),
     }
-    batches: list[Any] = []
+    num_profiled = 0
     originals = runner._forward, runner._batches.build, runner._sampler.sample
     runner._forward, runner._batches.build, runner._sampler.sample = tape, parts["build"], parts["sample"]
     core.scheduler.schedule, core.scheduler.update_from_output = parts["schedule"], parts["update"]
@@ -67,11 +69,11 @@ def measure(core: Any, num_reqs: int, prompt_len: int, num_steps: int, vocab_siz
         begin = time.perf_counter()
         core.step()
         whole.append(time.perf_counter() - begin)
-        if num_steps > 1 and len(whole) > 4 and len(batches) < 5:
-            batches.append(None)
-            step = originals[0]._eager._step
-            for name, seconds in originals[0].tape.profile(step, 1):
-                profiles[name] += seconds
+        decoding = all(request.num_computed_tokens > prompt_len for request in core.scheduler.requests.values())
+        if decoding and num_profiled < PROFILED_STEPS and core.has_work():
+            num_profiled += 1
+            for name, seconds in originals[0].tape.profile(originals[0]._eager._step):
+                profiles[name] += seconds / PROFILED_STEPS
     runner._forward, runner._batches.build, runner._sampler.sample = originals
     del core.scheduler.schedule, core.scheduler.update_from_output
 
@@ -83,9 +85,8 @@ def measure(core: Any, num_reqs: int, prompt_len: int, num_steps: int, vocab_siz
     print(f"   step {1e3 * total:.3f} ms = {num_reqs / total:.0f} tokens/s")
     for name, part in parts.items():
         print(f"   {name:10s} {1e3 * statistics.median(part.seconds[decode]):8.3f} ms")
-    if batches:
-        for name, seconds in sorted(profiles.items(), key=lambda item: -item[1]):
-            print(f"      {name:40s} {1e3 * seconds / len(batches):8.3f} ms")
+    for name, seconds in sorted(profiles.items(), key=lambda item: -item[1]):
+        print(f"      {name:40s} {1e3 * seconds:8.3f} ms")
 
 
 def main() -> None:

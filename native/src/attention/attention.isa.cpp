@@ -3,6 +3,8 @@
 #include "attention/micro_kernels.h"
 #include "simd.h"
 
+#include <type_traits>
+
 namespace pellucid {
 namespace PELLUCID_ISA {
 namespace {
@@ -52,13 +54,14 @@ struct State {
 template <typename Compute>
 struct Workspace {
     using Element = typename Compute::Element;
+    using TileElement = typename Compute::TileElement;
 
-    float* scores;   // [kMaxRows][kChunk]
-    Element* p;      // [kMaxRows][kChunk], weights
+    float* scores;   // [kMostRows][kChunk]
+    Element* p;      // [kMostRows][kChunk], weights
     Element* q;      // [rows][dim]
-    Element* keys;   // [8 tiles], where the cache must be converted
-    Element* values;
-    float* chunk;    // State of kMaxRows rows
+    TileElement* keys;   // [8 tiles], where the cache must be converted
+    TileElement* values;
+    float* chunk;    // State of kMostRows rows
     float* total;    // State of all rows
     size_t num_bytes;
 
@@ -68,12 +71,12 @@ struct Workspace {
             pointer = reinterpret_cast<std::remove_reference_t<decltype(pointer)>>(memory + used);
             used += round_up(count * sizeof(*pointer), 64);
         };
-        take(scores, kMaxRows * kChunk);
-        take(p, kMaxRows * kChunk);
+        take(scores, kMostRows * kChunk);
+        take(p, kMostRows * kChunk);
         take(q, rows * dim);
         take(keys, kChunk * dim);
         take(values, kChunk * dim);
-        take(chunk, State::floats(kMaxRows, dim));
+        take(chunk, State::floats(kMostRows, dim));
         take(total, State::floats(rows, dim));
         num_bytes = used;
     }
@@ -82,6 +85,8 @@ struct Workspace {
 template <typename Compute>
 class Attend {
     using Element = typename Compute::Element;
+    using TileElement = typename Compute::TileElement;
+    static constexpr int kMaxRows = Compute::kMaxRows, kMaxVectors = Compute::kMaxVectors;
 
   public:
     Attend(const AttentionParams& params, const AttentionTask& task, const KVLayout& layout, std::byte* scratch)
@@ -162,11 +167,11 @@ class Attend {
             value_scales_[t] = key_scales_[t] + kTileKeys;
         }
         if (layout_.type == Compute::kStorage) {
-            keys_[t] = reinterpret_cast<const Element*>(tile + layout_.keys_offset);
-            values_[t] = reinterpret_cast<const Element*>(tile + layout_.values_offset);
+            keys_[t] = reinterpret_cast<const TileElement*>(tile + layout_.keys_offset);
+            values_[t] = reinterpret_cast<const TileElement*>(tile + layout_.values_offset);
             return;
         }
-        if constexpr (sizeof(Element) == 2 || Compute::kStorage == KVType::f32) {
+        if constexpr (!std::is_same_v<Compute, F32OverBf16>) {
             Element *keys = work_.keys + t * kTileKeys * dim_, *values = work_.values + t * kTileKeys * dim_;
             convert_tile(tile, layout_, keys, values);
             keys_[t] = keys;
@@ -244,8 +249,8 @@ class Attend {
     const KVLayout& layout_;
     const int64_t group_, rows_, dim_;
     Workspace<Compute> work_;
-    const Element* keys_[kChunkTiles];
-    const Element* values_[kChunkTiles];
+    const TileElement* keys_[kChunkTiles];
+    const TileElement* values_[kChunkTiles];
     const float* key_scales_[kChunkTiles];
     const float* value_scales_[kChunkTiles];
 };
@@ -263,6 +268,11 @@ void attend(const AttentionParams& params, const AttentionTask& task, const KVLa
 #if defined(PELLUCID_ISA_avx512bf16)
     if (layout.type != KVType::f32) {
         Attend<Bf16>(params, task, layout, scratch).run(cache, block_table, q, partials, partial_stride, out);
+        return;
+    }
+#else
+    if (layout.type == KVType::bf16 && task.num_tokens * params.group() <= 2 * F32OverBf16::kMaxRows) {
+        Attend<F32OverBf16>(params, task, layout, scratch).run(cache, block_table, q, partials, partial_stride, out);
         return;
     }
 #endif

@@ -12,12 +12,13 @@ namespace PELLUCID_ISA {
 
 // Registers decide how many rows and vectors a micro-kernel holds: rows x vectors accumulators, and some to load into.
 #if defined(PELLUCID_AVX512)
-constexpr int kMaxRows = 6, kMaxVectors = 4;
+constexpr int kRowsInRegisters = 6, kVectorsInRegisters = 4, kDirectRows = 6, kDirectVectors = 2;
 #elif defined(PELLUCID_AVX2)
-constexpr int kMaxRows = 2, kMaxVectors = 2;
+constexpr int kRowsInRegisters = 2, kVectorsInRegisters = 2, kDirectRows = 4, kDirectVectors = 1;
 #else
-constexpr int kMaxRows = 2, kMaxVectors = 1;
+constexpr int kRowsInRegisters = 2, kVectorsInRegisters = 1, kDirectRows = 2, kDirectVectors = 1;
 #endif
+constexpr int kMostRows = 6;  // of all kinds
 
 constexpr int kChunkTiles = 8;
 constexpr int kChunk = kChunkTiles * kTileKeys;
@@ -30,8 +31,11 @@ struct KeyRange {
     int tile_end() const { return (last + kTileKeys - 1) / kTileKeys; }
 };
 
+// Element: of queries and weights. TileElement: of keys and values, as the micro-kernels read them.
 struct F32 {
     using Element = float;
+    using TileElement = float;
+    static constexpr int kMaxRows = kRowsInRegisters, kMaxVectors = kVectorsInRegisters;
     static constexpr KVType kStorage = KVType::f32;  // the cache format that is read as it is
 
     PELLUCID_INLINE void store_vector(float* p, Vec a) { store(p, a); }
@@ -74,9 +78,65 @@ struct F32 {
     }
 };
 
+// The operations of F32, in its order, over a cache of bf16 that is widened in registers: for a few rows, which would not
+// earn back a converted copy of the tile.
+struct F32OverBf16 : F32 {
+    using TileElement = uint16_t;
+    static constexpr KVType kStorage = KVType::bf16;
+    static constexpr int kMaxRows = kDirectRows, kMaxVectors = kDirectVectors;
+
+    template <int R, int V>
+    static void scores(const float* q, int64_t dim, const uint16_t* const* tiles, float* s) {
+        Vec acc[R][V];
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < V; ++v) acc[r][v] = zero();
+        for (int64_t d = 0; d < dim; d += 2) {
+            Vec even[V], odd[V];
+            for (int v = 0; v < V; ++v) load_bf16_pairs(tiles[v] + d * kTileKeys, even[v], odd[v]);
+            for (int r = 0; r < R; ++r) {
+                const Vec x = splat(q[r * dim + d]), y = splat(q[r * dim + d + 1]);
+                for (int v = 0; v < V; ++v) acc[r][v] = fma(y, odd[v], fma(x, even[v], acc[r][v]));
+            }
+        }
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < V; ++v) store(s + r * kChunk + v * kTileKeys, acc[r][v]);
+    }
+
+    template <int R, int V>
+    static void values(const float* p, KeyRange keys, const uint16_t* const* tiles, int64_t dim, int64_t d, float* out) {
+        Vec acc[R][V];
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < V; ++v) acc[r][v] = zero();
+        // Where only one key of a pair is in the range, the other's value may be anything.
+        auto pair = [&](int j, bool first, bool second) __attribute__((always_inline)) {
+            const uint16_t* value = tiles[j / (kTileKeys / 2)] + (j % (kTileKeys / 2) * dim + d) * 2;
+            Vec even[V], odd[V];
+            for (int v = 0; v < V; ++v) load_bf16_pairs(value + v * 2 * kLanes, even[v], odd[v]);
+            for (int r = 0; r < R; ++r) {
+                const Vec x = splat(p[r * kChunk + 2 * j]), y = splat(p[r * kChunk + 2 * j + 1]);
+                for (int v = 0; v < V; ++v) {
+                    if (first) acc[r][v] = fma(x, even[v], acc[r][v]);
+                    if (second) acc[r][v] = fma(y, odd[v], acc[r][v]);
+                }
+            }
+        };
+        int j = keys.first / 2;
+        if (keys.first % 2 == 1 && keys.first < keys.last) {
+            pair(j, false, true);
+            ++j;
+        }
+        for (; j < keys.last / 2; ++j) pair(j, true, true);
+        if (keys.last % 2 == 1 && j == keys.last / 2) pair(j, true, false);
+        for (int r = 0; r < R; ++r)
+            for (int v = 0; v < V; ++v) store(out + r * dim + d + v * kLanes, acc[r][v]);
+    }
+};
+
 #if defined(PELLUCID_ISA_avx512bf16)
 struct Bf16 {
     using Element = uint16_t;
+    using TileElement = uint16_t;
+    static constexpr int kMaxRows = kRowsInRegisters, kMaxVectors = kVectorsInRegisters;
     static constexpr KVType kStorage = KVType::bf16;
 
     PELLUCID_INLINE void store_vector(uint16_t* p, Vec a) { store_bf16(p, a); }
@@ -140,7 +200,7 @@ struct Bf16 {
 #endif
 
 // f<R, V>(...) for run-time rows and vectors.
-template <typename F, int R = kMaxRows, int V = kMaxVectors, typename... Args>
+template <typename F, int R = F::kMaxRows, int V = F::kMaxVectors, typename... Args>
 PELLUCID_INLINE void for_shape(int rows, int vectors, Args... args) {
     if constexpr (V > 1) {
         if (vectors < V) return for_shape<F, R, V - 1>(rows, vectors, args...);
@@ -153,6 +213,7 @@ PELLUCID_INLINE void for_shape(int rows, int vectors, Args... args) {
 
 template <typename Compute>
 struct Scores {
+    static constexpr int kMaxRows = Compute::kMaxRows, kMaxVectors = Compute::kMaxVectors;
     template <int R, int V, typename... Args>
     PELLUCID_INLINE void call(Args... args) {
         Compute::template scores<R, V>(args...);
@@ -161,6 +222,7 @@ struct Scores {
 
 template <typename Compute>
 struct Values {
+    static constexpr int kMaxRows = Compute::kMaxRows, kMaxVectors = Compute::kMaxVectors;
     template <int R, int V, typename... Args>
     PELLUCID_INLINE void call(Args... args) {
         Compute::template values<R, V>(args...);

@@ -5,6 +5,7 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -45,7 +46,14 @@ class ResultPool {
     }
     void give_back(Buffer buffer) {
         std::lock_guard<std::mutex> lock(mutex_);
-        if (free_.size() < kKept) free_.push_back(std::move(buffer));
+        if (free_.size() < kKept) {
+            free_.push_back(std::move(buffer));
+            return;
+        }
+        // Small results come and go (a prefill has one row); the large ones are those that cost.
+        const auto smallest = std::min_element(
+            free_.begin(), free_.end(), [](const Buffer& a, const Buffer& b) { return a.num_bytes() < b.num_bytes(); });
+        if (smallest->num_bytes() < buffer.num_bytes()) *smallest = std::move(buffer);
     }
 
   private:
