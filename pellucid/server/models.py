@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timezone
 from typing import Any
 
 from fastapi import FastAPI
@@ -16,7 +17,9 @@ def add_routes(app: FastAPI) -> None:
     state: ServerState = app.state.server
 
     async def list_models() -> Response:
-        return json_response({"object": "list", "data": [_card(state)]})
+        cards = [_card(state)]
+        ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"], "has_more": False}  # Anthropic's pages
+        return json_response({"object": "list", "data": cards, **ends})
 
     async def retrieve_model(model: str) -> Response:
         state.check_model(model)
@@ -27,6 +30,8 @@ def add_routes(app: FastAPI) -> None:
 
 
 def _card(state: ServerState) -> dict[str, Any]:
+    """OpenAI's and Anthropic's in one: the fields they share have one meaning, and both let the others be."""
+    created_at = datetime.fromtimestamp(state.created, timezone.utc)
     return {
         "id": state.model_name,
         "object": "model",
@@ -34,5 +39,8 @@ def _card(state: ServerState) -> dict[str, Any]:
         "owned_by": "pellucid",
         "root": state.model_name,
         "parent": None,
+        "type": "model",
+        "display_name": state.model_name,
+        "created_at": created_at.strftime("%Y-%m-%dT%H:%M:%SZ"),
         "max_model_len": state.ready.max_model_len,  # Continue and others size their prompts by it
     }

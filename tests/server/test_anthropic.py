@@ -8,6 +8,7 @@ from typing import Any
 
 import anthropic
 import httpx
+import openai
 import pytest
 from anthropic.types import Message, MessageTokensCount, RawMessageStreamEvent
 from harness import RunningServer, events_of, scripted_server
@@ -122,6 +123,15 @@ def test_nothing_said_is_no_block(scripted: RunningServer) -> None:
     assert post(scripted, messages=[user(text("say "))]).json()["content"] == []
     kinds = [event["type"] for event in events_of(post(scripted, messages=[user(text("say "))], stream=True))]
     assert kinds == ["message_start", "ping", "message_delta", "message_stop"]
+
+
+def test_the_models_are_listed_for_both_sdks(client: anthropic.Anthropic, scripted: RunningServer) -> None:
+    (model,) = client.models.list()
+    assert (model.id, model.type, model.display_name) == ("m", "model", "m")
+    assert client.models.retrieve("m").created_at == model.created_at
+    with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="x") as other:
+        assert int(model.created_at.timestamp()) == other.models.retrieve("m").created
+        assert [found.id for found in other.models.list()] == ["m"]
 
 
 # the prompt ----------------------------------------------------------------------------------------------------------
