@@ -12,6 +12,14 @@ from pathlib import Path
 from harness import RunningServer
 
 MODEL = "m"
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "Weather of a city",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+}
 
 
 @dataclass

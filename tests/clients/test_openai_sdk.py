@@ -6,18 +6,10 @@ import json
 
 import pytest
 from openai import OpenAI
-from scripted_server import MODEL, ScriptedServer
+from scripted_server import MODEL, WEATHER, ScriptedServer
 
 pytestmark = pytest.mark.clients
 
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "Weather of a city",
-        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
-    },
-}
 CALLS = (
     "<think>\nTwo cities.\n</think>\n\nLooking.\n"
     '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>\n'
