@@ -10,12 +10,10 @@ from scripted_server import MODEL, WEATHER, ScriptedServer
 
 pytestmark = pytest.mark.clients
 
+CALL = '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>'
 SCRIPT = (
     ("<tool_response>\n21 degrees\n</tool_response>", "<think>\nRead.\n</think>\n\nIt is 21."),
-    (
-        "",
-        '<think>\nAsk.\n</think>\n\n<tool_call>\n{"name": "get_weather", "arguments": {"city": "Zürich"}}\n</tool_call>',
-    ),
+    ("", f"<think>\nAsk.\n</think>\n\n{CALL}"),
 )
 
 
