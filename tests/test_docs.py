@@ -15,10 +15,12 @@ from pellucid.cli.main import build_app
 from pellucid.observability.metrics import FINISHED_REASONS, REJECTION_REASONS, Metrics
 from pellucid.server.schemas.chat import ChatCompletionRequest
 from pellucid.server.schemas.completions import CompletionRequest, GenerateRequest
+from pellucid.server.schemas.responses import ResponsesRequest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", ROOT / "AGENTS.md", *sorted((ROOT / "docs").rglob("*.md"))]
 SERVING = (ROOT / "docs/serving.md").read_text()
+RESPONSES = (ROOT / "docs/responses.md").read_text()
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _CODE_BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -53,6 +55,10 @@ def test_every_request_parameter_is_in_the_guide() -> None:
     assert [field for field in sorted(fields) if not _names(field)] == []
 
 
+def test_every_parameter_of_responses_is_in_their_guide() -> None:
+    assert [field for field in ResponsesRequest.model_fields if not _names(field, RESPONSES)] == []
+
+
 def test_every_environment_variable_is_in_the_guide() -> None:
     sources = [ROOT / "run", *(ROOT / "pellucid").rglob("*.py")]
     variables = {name for path in sources for name in re.findall(r"\bPELLUCID_[A-Z_]+\b", path.read_text())}
@@ -72,6 +78,6 @@ def test_the_python_examples_run() -> None:
     assert "Paris" in done.stdout
 
 
-def _names(word: str) -> bool:
+def _names(word: str, guide: str = SERVING) -> bool:
     """Does the guide say this word, whole, as code?"""
-    return re.search(rf"`[^`\n]*(?<![\w-]){re.escape(word)}(?![\w-])[^`\n]*`", SERVING) is not None
+    return re.search(rf"`[^`\n]*(?<![\w-]){re.escape(word)}(?![\w-])[^`\n]*`", guide) is not None

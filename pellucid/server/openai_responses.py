@@ -90,8 +90,11 @@ class _Routes:
         await self._dialect()
 
     async def _end(self) -> None:
-        if self._made is not None:
-            await (await self._made).close()
+        if self._made is None:
+            return
+        await asyncio.wait({self._made})
+        if self._made.exception() is None:  # what could not be made has been said to whoever asked for it
+            await self._made.result().close()
 
 
 def _integer(name: str, text: str, low: int, high: int) -> int:

@@ -28,7 +28,7 @@ from pellucid.server.responses_api.ids import new_id
 from pellucid.server.responses_api.store import ResponseStore, Retention
 from pellucid.server.responses_api.tables import parse_url
 
-LEASE_S = 1.0
+LEASE_S = 2.0
 KEEP_ALL = Retention(max_count=1000, max_age_s=1e6)
 
 
@@ -66,6 +66,20 @@ def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     if request.param == "postgresql":
         return request.getfixturevalue("postgresql_url")
     return f"sqlite:///{tmp_path_factory.mktemp('store') / 'deep' / 'responses.sqlite3'}"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def own_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database that no server looks after."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'responses.sqlite3'}"
+    whole = parse_url(request.getfixturevalue("postgresql_url"))
+    name = f"test_{os.urandom(4).hex()}"
+    engine = sa.create_engine(whole, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.exec_driver_sql(f"CREATE DATABASE {name}")
+    engine.dispose()
+    return whole.set(database=name).render_as_string(hide_password=False)
 
 
 @pytest.fixture(scope="session")
@@ -148,9 +162,8 @@ def test_a_server_that_stops_in_time_leaves_nothing_in_progress(url: str) -> Non
 # limits and faults ---------------------------------------------------------------------------------------------------
 
 
-async def test_retention_keeps_what_conversations_use(url: str) -> None:
-    store = ResponseStore(parse_url(url), KEEP_ALL)
-    await store.call(records.purge, max_count=0, unused_since=0)
+async def test_retention_keeps_what_conversations_use(own_url: str) -> None:
+    store = ResponseStore(parse_url(own_url), KEEP_ALL)
     root, *rest = [new_response() for _ in range(6)]
     running = new_response(status="in_progress", background=True)
     for response in (root, *rest):
@@ -165,12 +178,29 @@ async def test_retention_keeps_what_conversations_use(url: str) -> None:
     await store.call(records.purge, max_count=100, unused_since=time.time() + 60)
     assert await store.call(records.get, root["id"]) is None
     assert await store.call(records.get, running["id"]) is not None
-    await store.call(records.delete, [running["id"]])
     await store.close()
 
 
-async def test_a_response_that_has_ended_never_changes(url: str) -> None:
-    store = ResponseStore(parse_url(url), KEEP_ALL)
+async def test_a_conversation_has_a_longest_length(own_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = ResponseStore(parse_url(own_url), KEEP_ALL)
+    last = None
+    for i in range(4):
+        response = new_response(previous_response_id=last)
+        await store.insert(response, [{"id": f"msg_{i}"}])
+        last = response["id"]
+    assert last is not None
+    assert [item["id"] for item in await store.history(last)] == ["msg_0", "msg_1", "msg_2", "msg_3"]
+    for name, words in (("MAX_CHAIN_LENGTH", "more than 3 responses"), ("MAX_CHAIN_BYTES", "bytes")):
+        with monkeypatch.context() as patch:
+            patch.setattr(records, name, 3)
+            with pytest.raises(ApiError, match=words) as refused:
+                await store.history(last)
+            assert refused.value.code == "context_length_exceeded"
+    await store.close()
+
+
+async def test_a_response_that_has_ended_never_changes(own_url: str) -> None:
+    store = ResponseStore(parse_url(own_url), KEEP_ALL)
     response = new_response(status="in_progress", background=True)
     await store.insert(response, [], owner="me", events=[make_event(0, "response.created")])
     assert await store.call(records.append_events, response["id"], "me", [make_event(1, "response.queued")])

@@ -23,6 +23,7 @@ from pellucid.server.responses_api.records import ChainError, Stored
 from pellucid.server.responses_api.tables import NUM_THREADS, connect
 
 MAX_PENDING = 256  # calls that may wait for a thread; one more is refused
+REPORT_INTERVAL_S = 60.0
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -45,6 +46,8 @@ class ResponseStore:
         self._engine: sa.Engine | None = None
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="pellucid-store")
         self._num_pending = 0
+        self._reported = ""
+        self._reported_at = 0.0
 
     async def call(
         self,
@@ -66,10 +69,17 @@ class ResponseStore:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, run)
         except (sa.exc.SQLAlchemyError, OSError, ImportError) as error:
-            print(f"response store: {_whole_cause(error)}", file=sys.stderr, flush=True)
+            self._report(_whole_cause(error))
             raise store_unavailable(_public_cause(error)) from error
         finally:
             self._num_pending -= 1
+
+    def _report(self, cause: str) -> None:
+        """Once a minute where it is always the same: the keeper asks every few seconds."""
+        now = time.monotonic()
+        if cause != self._reported or now - self._reported_at > REPORT_INTERVAL_S:
+            self._reported, self._reported_at = cause, now
+            print(f"response store: {cause}", file=sys.stderr, flush=True)
 
     async def get(self, response_id: str) -> Stored:
         """Raises ApiError (404) too."""
