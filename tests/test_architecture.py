@@ -17,6 +17,7 @@ PACKAGE = ROOT / "pellucid"
 ROOMS = [
     "cli",
     "bench",
+    "lessons",
     "llm",
     "server",
     "frontend",
