@@ -30,9 +30,16 @@ def plan(
     peak_memory: Annotated[int | None, size_option("Of an accelerator: most this process ever took.")] = None,
     current_memory: Annotated[int | None, size_option("Of an accelerator: what it holds after the warm-up.")] = None,
     memory_utilization: Annotated[float, typer.Option(help="Of an accelerator: the share to fill, 0 to 1.")] = 0.9,
+    quantization: Annotated[str | None, typer.Option(help="int8 or int4, at load. Default: as stored.")] = None,
+    max_num_seqs: Annotated[int, typer.Option(min=1, help="Most requests that run together.")] = 256,
+    num_threads: Annotated[int | None, typer.Option(min=1, help="Of the kernels. Default: the physical cores.")] = None,
+    measure: Annotated[
+        bool, typer.Option(help="Measure this machine for a few seconds, once, and predict speed.")
+    ] = True,
 ) -> None:
-    """Print the memory arithmetic of a model without loading its weights."""
-    from pellucid.engine.plan import KV_VALUE_BYTES, AcceleratorMemory, memory_plan
+    """What a model needs and how fast it will be here, without loading it."""
+    from pellucid.engine.plan import KV_VALUE_BYTES, AcceleratorMemory, memory_plan, plan_table
+    from pellucid.engine.plan_text import default_contexts, table_text
     from pellucid.loader.resolve import resolve_model
 
     with clean_errors(), download_progress() as on_progress:
@@ -49,15 +56,30 @@ def plan(
             memory = AcceleratorMemory(total_memory, free_memory, peak_memory, current_memory, memory_utilization)
         elif any(value is not None for value in measured):
             raise ValueError("--total-memory, --free-memory, --peak-memory and --current-memory go together")
+        if quantization not in (None, "int8", "int4"):
+            raise ValueError(f"--quantization {quantization!r}: choose int8 or int4, or leave it out")
+        files = resolve_model(model, on_progress=on_progress)
         lines = memory_plan(
-            resolve_model(model, on_progress=on_progress),
+            files,
             block_size=block_size,
             kv_dtype=kv_cache_dtype,
             seq_len=seq_len,
             batch_size=batch_size,
             memory=memory,
             kv_memory_bytes=kv_cache_memory,
+            quantization=quantization,
+            max_num_seqs=max_num_seqs,
+        )
+        rows = plan_table(
+            files,
+            contexts=[seq_len] if seq_len else default_contexts(files),
+            quantizations=[quantization] if quantization else (None, "int8", "int4"),
+            kv_dtype=kv_cache_dtype,
+            kv_memory_bytes=memory.kv_bytes() if memory is not None else kv_cache_memory,
+            measure=measure and memory is None,
+            num_threads=num_threads,
         )
     width = max(len(heading) for heading, _ in lines)
     for heading, arithmetic in lines:
         print(f"{heading:<{width}}  {arithmetic}")
+    print(f"\n{table_text(rows)}")

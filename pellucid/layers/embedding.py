@@ -7,10 +7,7 @@ import torch
 from pellucid.kernels.interface import Kernels
 from pellucid.layers.linear import Linear
 from pellucid.layers.slots import WeightSlots
-from pellucid.models.config import ModelConfig
-
-# Four bits are too few for the matrix that decides between tokens.
-HEAD_QUANTIZATION = {None: None, "int8": "int8", "int4": "int8"}
+from pellucid.models.config import HEAD_QUANTIZATION, ModelConfig
 
 
 class Vocabulary:

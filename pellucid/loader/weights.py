@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pellucid.loader.gguf_config import ROPE_FACTORS_TENSOR
+from pellucid.loader.gguf_names import hf_name
 from pellucid.loader.gguf_reader import GGUFFile
 from pellucid.loader.model_files import ModelFiles
 from pellucid.loader.safetensors_reader import Checkpoint
@@ -69,21 +70,49 @@ class WeightSizes:
     by_format: dict[str, int]
 
 
+@dataclass(frozen=True)
+class StoredWeight:
+    """name: as `iter_weights` has it. format: as the file says ("Q4_1", "BF16"). shape: [rows, columns] of a matrix."""
+
+    name: str
+    format: str
+    shape: tuple[int, ...]
+    num_bytes: int
+    num_elements: int
+
+
+def list_weights(files: ModelFiles, config: ModelConfig) -> list[StoredWeight]:
+    """What `iter_weights` would yield, from the headers alone and without torch."""
+    if files.gguf is not None:
+        gguf = GGUFFile(files.gguf)
+        architecture = gguf.metadata["general.architecture"]
+        return [
+            StoredWeight(
+                hf_name(architecture, info.name) or info.name,
+                info.ggml_type.name,
+                info.shape,
+                info.num_bytes,
+                info.num_elements,
+            )
+            for info in gguf.tensors.values()
+            if info.name != ROPE_FACTORS_TENSOR
+        ]
+    return [
+        StoredWeight(name, info.dtype, info.shape, info.num_bytes, info.num_elements)
+        for stored_name, info in Checkpoint(files.directory).tensors.items()
+        if (name := decoder_name(stored_name, config)) is not None
+    ]
+
+
 def weight_sizes(files: ModelFiles, config: ModelConfig) -> WeightSizes:
     """From the headers alone, without torch; counts exactly what `iter_weights` yields."""
-    listed: list[tuple[str, int, int]] = []
-    if files.gguf is not None:
-        for gguf_tensor in GGUFFile(files.gguf).tensors.values():
-            if gguf_tensor.name != ROPE_FACTORS_TENSOR:
-                listed.append((gguf_tensor.ggml_type.name, gguf_tensor.num_bytes, gguf_tensor.num_elements))
-    else:
-        for name, tensor in Checkpoint(files.directory).tensors.items():
-            if decoder_name(name, config) is not None:
-                listed.append((tensor.dtype, tensor.num_bytes, tensor.num_elements))
+    listed = list_weights(files, config)
     by_format: dict[str, int] = {}
-    for kind, num_bytes, _ in listed:
-        by_format[kind] = by_format.get(kind, 0) + num_bytes
-    return WeightSizes(sum(item[1] for item in listed), sum(item[2] for item in listed), by_format)
+    for weight in listed:
+        by_format[weight.format] = by_format.get(weight.format, 0) + weight.num_bytes
+    return WeightSizes(
+        sum(weight.num_bytes for weight in listed), sum(weight.num_elements for weight in listed), by_format
+    )
 
 
 def weight_bytes(files: ModelFiles, config: ModelConfig) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+# Four bits are too few for the matrix that decides between tokens.
+HEAD_QUANTIZATION = {None: None, "int8": "int8", "int4": "int8"}
+
 
 @dataclass(frozen=True)
 class RopeScaling:

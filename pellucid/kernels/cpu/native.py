@@ -6,6 +6,9 @@ import importlib
 import os
 from typing import Any
 
+# GGUF formats whose blocks are multiplied as they are. The others become dense when they are loaded.
+NATIVE_BLOCK_FORMATS = frozenset({"q4_0", "q4_1", "q8_0", "q4_k", "q6_k"})
+
 
 def load_native() -> tuple[Any | None, str]:
     """(pellucid_native, "") or (None, why it is not to be had, in a few words)."""

@@ -8,10 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from pellucid.kernels.cpu.native import NATIVE_BLOCK_FORMATS
 from pellucid.kernels.weights import LinearWeight, QuantizedTensor, WeightSource
-
-# GGUF formats whose blocks are multiplied as they are. The others become dense when they are loaded.
-NATIVE_BLOCK_FORMATS = frozenset({"q4_0", "q4_1", "q8_0", "q4_k", "q6_k"})
 
 _DENSE_FORMATS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
