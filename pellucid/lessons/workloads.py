@@ -7,7 +7,7 @@ import random
 from pellucid.lessons.task import Task
 
 SHARED_PREFIX = 48  # tokens of the system prompt that every second request begins with
-MAX_PROMPT, MAX_OUTPUT = 112, 64  # of mixed_lengths
+MAX_PROMPT, MAX_OUTPUT = 96, 48  # of mixed_lengths
 LONG_PROMPT = 512
 
 
@@ -21,9 +21,9 @@ def mixed_lengths(num_tasks: int, vocab_size: int, seed: int = 0) -> list[Task]:
     prefix = _tokens(rng, SHARED_PREFIX, vocab_size)
     tasks = []
     for index in range(num_tasks):
-        own = _tokens(rng, _length(rng, mean=24, low=6, high=MAX_PROMPT - SHARED_PREFIX), vocab_size)
+        own = _tokens(rng, _length(rng, mean=20, low=6, high=MAX_PROMPT - SHARED_PREFIX), vocab_size)
         prompt = prefix + own if index % 2 else own
-        tasks.append(Task(prompt, _length(rng, mean=18, low=3, high=MAX_OUTPUT)))
+        tasks.append(Task(prompt, _length(rng, mean=14, low=3, high=MAX_OUTPUT)))
     return tasks
 
 

@@ -1,5 +1,7 @@
-"""`pellucid plan` against what then happens: bytes exactly, speed by the arithmetic (benchmarks/plan_accuracy.py has the
-clock)."""
+"""`pellucid plan` against what then happens: bytes exactly, speed by its arithmetic.
+
+How near predicted speeds are to real ones is measured by benchmarks/plan_accuracy.py.
+"""
 
 from __future__ import annotations
 
