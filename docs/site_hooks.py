@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ _TEXT_LIMIT = 400_000  # bytes of a file that is shown
 
 # the navigation: sections of pages and of whole folders, in this order; what is named nowhere goes under "More"
 _SECTIONS: list[tuple[str, list[str]]] = [
-    ("Use", ["serving.md", "python.md", "responses.md", "structured-output.md", "tools.md", "clients"]),
+    ("Use", ["serving.md", "commands.md", "python.md", "responses.md", "structured-output.md", "tools.md", "clients"]),
     ("Watch", ["observability.md", "ui.md"]),
     ("Learn", ["tour.md", "lessons"]),
     ("Measure", ["performance.md", "ladder.md", "plan.md"]),
@@ -41,9 +42,10 @@ def on_files(files: Files, config: Any) -> Files:
     for uri in pages:
         linked |= set(_outside_links((ROOT / "docs" / uri).read_text(encoding="utf-8"), uri))
     linked |= set(_outside_links(_front_page(), "index.md"))
+    files.append(File.generated(config, "commands.md", content=commands_page()))
     for path in sorted(linked):
         files.append(File.generated(config, _source_page(path), content=_as_page(path)))
-    config["nav"] = _navigation(sorted(pages))
+    config["nav"] = _navigation([*sorted(pages), "commands.md"])
     return files
 
 
@@ -75,6 +77,42 @@ def _front_page() -> str:
 
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     return _outside_code(readme, lambda text: _LINK.sub(from_docs, text))
+
+
+def commands_page() -> str:
+    """Every command with every option, as the command line itself declares them."""
+    from typer.main import get_command
+
+    from pellucid.cli.main import build_app
+
+    introduction = "Every option of every command. What those of the engine mean: [for operators](serving.md)."
+    lines = ["# Commands", "", introduction, ""]
+    for name, command in _commands(get_command(build_app()), "pellucid"):
+        parameters = [parameter for parameter in command.params if parameter.name != "help"]
+        lines += [f"## {name}", "", *_paragraphs(command.help), "| option | default | |", "|---|---|---|"]
+        lines += [_option_row(parameter) for parameter in parameters] + [""]
+    return "\n".join(lines)
+
+
+def _commands(command: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The commands that do something, groups gone through."""
+    children = getattr(command, "commands", {})
+    if not children:
+        yield name, command
+    for child, inner in children.items():
+        yield from _commands(inner, f"{name} {child}")
+
+
+def _paragraphs(text: str | None) -> list[str]:
+    return [*(text or "").strip().splitlines(), ""]
+
+
+def _option_row(parameter: Any) -> str:
+    names = " ".join(f"`{name}`" for name in [*parameter.opts, *parameter.secondary_opts])
+    if parameter.param_type_name == "argument":
+        names = f"`{parameter.name.upper()}`"
+    default = "" if parameter.default in (None, (), []) or callable(parameter.default) else f"`{parameter.default}`"
+    return f"| {names} | {default} | {(getattr(parameter, 'help', '') or '').replace('|', chr(92) + '|')} |"
 
 
 def _outside_code(markdown: str, change: Any) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,35 @@ def test_every_relative_link_leads_to_a_file(page: Path) -> None:
     links = _LINK.findall(_CODE_BLOCK.sub("", page.read_text()))
     local = [link.partition("#")[0] for link in links if "://" not in link and not link.startswith(("#", "mailto:"))]
     assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_link_that_names_a_function_leads_to_the_file_that_defines_it(page: Path) -> None:
+    links = re.findall(r"\[`([A-Za-z_][\w.]*)`\]\(([^)\s]+\.py)\)", _CODE_BLOCK.sub("", page.read_text()))
+    named = [(name, target) for name, target in links if not name.endswith(".py")]
+    assert [(name, target) for name, target in named if name not in defined_in(page.parent / target)] == []
+    if page.name == "tour.md" or re.match(r"lessons/\d", str(page.relative_to(page.parents[1]))):
+        assert named, "a tour that leads nowhere"
+
+
+@cache
+def defined_in(file: Path) -> set[str]:
+    """Functions and classes, and methods as Class.method; constants too."""
+    found: set[str] = set()
+
+    def visit(body: list[ast.stmt], prefix: str) -> None:
+        for node in body:
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                found.add(prefix + node.name)
+            if isinstance(node, ast.ClassDef):
+                visit(node.body, f"{prefix}{node.name}.")
+            if isinstance(node, ast.Assign):
+                found.update(target.id for target in node.targets if isinstance(target, ast.Name))
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                found.add(prefix + node.target.id)
+
+    visit(ast.parse(file.read_text()).body, "")
+    return found
 
 
 def test_every_flag_of_serve_is_in_the_guide() -> None:

@@ -55,8 +55,8 @@ def show(number: Annotated[int, typer.Argument(help="Which lesson.")]) -> None:
 @app.command(epilog=EXAMPLES)
 def run(
     model: Annotated[str, typer.Argument(help="A directory, a .gguf file, a hub id, or pypi:PACKAGE.")] = DEFAULT_MODEL,
-    num_requests: Annotated[int, typer.Option(min=1, max=1024, help="Requests in the workload.")] = 16,
-    max_batch: Annotated[int, typer.Option(min=1, max=256, help="Requests that run together.")] = 8,
+    num_requests: Annotated[int, typer.Option(min=1, max=1024, help="Requests in the workload.")] = 24,
+    max_batch: Annotated[int, typer.Option(min=1, max=256, help="Requests that run together.")] = 4,
     stages: Annotated[str | None, typer.Option(help="Which, comma-separated, e.g. 3,6. Default: all.")] = None,
     claims: Annotated[bool, typer.Option(help="Measure what others claim of these ideas, too.")] = True,
     kernels: Annotated[str, typer.Option(help="auto, cpu (the native ones) or torch (the reference).")] = "auto",

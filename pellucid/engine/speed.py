@@ -74,14 +74,20 @@ def _interpolate(batch_size: int, seconds: Sequence[float]) -> float:
 
 
 def predict_speed(
-    config: ModelConfig, weights: Sequence[ResidentWeight], kv_dtype: str, num_threads: int | None = None
+    config: ModelConfig,
+    weights: Sequence[ResidentWeight],
+    kv_dtype: str,
+    num_threads: int | None = None,
+    remember: bool = True,
 ) -> SpeedPrediction:
     """Measures a layer, unless this machine has measured one like it before.
 
+    remember: False measures in any case, and keeps nothing.
     Raises RuntimeError without native kernels, ValueError for a model that is not made of such layers.
     """
     shape, layer_bytes, body_bytes = _layer_shape(config, weights, kv_dtype)
-    return SpeedPrediction(_measured(shape, num_threads), body_bytes / layer_bytes)
+    layer = _measured(shape, num_threads) if remember else measure_layer(shape, num_threads)
+    return SpeedPrediction(layer, body_bytes / layer_bytes)
 
 
 def _layer_shape(config: ModelConfig, weights: Sequence[ResidentWeight], kv_dtype: str) -> tuple[LayerShape, int, int]:

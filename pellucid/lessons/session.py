@@ -51,8 +51,8 @@ class LadderResult:
 def run_ladder(
     config: EngineConfig,
     *,
-    num_requests: int = 16,
-    max_batch: int = 8,
+    num_requests: int = 24,
+    max_batch: int = 4,
     stages: Sequence[int] = tuple(STAGES),
     with_claims: bool = True,
     on_stage: OnStage = lambda _: None,

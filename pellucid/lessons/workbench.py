@@ -58,7 +58,7 @@ class Workbench:
         *,
         num_blocks: int,
         block_size: int = 16,
-        max_batch: int = 8,
+        max_batch: int = 4,
         token_budget: int = 128,
         replay: bool = True,
     ) -> None:

@@ -49,7 +49,7 @@ class RecordingWorkbench(Workbench):
 
 def load(directory: Path, kernels: str, **changed: object) -> LoadedModel:
     make_tiny_checkpoint(directory, "qwen3")
-    config = EngineConfig(model=str(directory), kernels=kernels, num_threads=2, **changed)  # type: ignore[arg-type]
+    config = EngineConfig(model=str(directory), kernels=kernels, num_threads=1, **changed)  # type: ignore[arg-type]
     return load_model_parts(config, lambda _: None)
 
 
@@ -66,9 +66,9 @@ def measure(bench: Workbench, number: int, tasks: Sequence[Task]) -> tuple[Measu
     "kernels", ["torch", pytest.param("cpu", marks=pytest.mark.skipif(NATIVE is None, reason=WHY_NOT or "there"))]
 )
 def test_all_stages_and_the_engine_give_the_same_tokens_from_the_same_bits(tmp_path: Path, kernels: str) -> None:
-    loaded = load(tmp_path, kernels, num_kv_blocks=NUM_BLOCKS, max_num_batched_tokens=40, max_num_seqs=4)
-    workload = mixed_lengths(7, VOCAB_SIZE)
-    bench = RecordingWorkbench(loaded.model, num_blocks=NUM_BLOCKS, max_batch=4, token_budget=24)
+    loaded = load(tmp_path, kernels, num_kv_blocks=NUM_BLOCKS, max_num_batched_tokens=40, max_num_seqs=3)
+    workload = mixed_lengths(5, VOCAB_SIZE)
+    bench = RecordingWorkbench(loaded.model, num_blocks=NUM_BLOCKS, max_batch=3, token_budget=24)
     outputs, bits = {}, {}
     for number in STAGES:
         bench.bits.clear()
