@@ -53,6 +53,7 @@ class Measurement:
     ttft_median_s: float
     ttft_p99_s: float
     itl_p99_s: float
+    itl_max_s: float
     padding: float
     recomputed: float
     kv_held: float
@@ -92,6 +93,7 @@ def measurement_of(
         ttft_median_s=statistics.median(ttft),
         ttft_p99_s=percentile(ttft, 99),
         itl_p99_s=percentile(gaps, 99) if gaps else 0.0,
+        itl_max_s=max(gaps, default=0.0),
         padding=counts.padding_tokens / counts.tokens,
         recomputed=counts.recomputed_tokens / counts.tokens,
         kv_held=counts.kv_reserved / counts.steps,
