@@ -11,6 +11,7 @@ from typing import Any
 from pellucid.config import EngineConfig
 from pellucid.core.messages import EngineCoreOutputs, EngineLoading
 from pellucid.engine.loop import DEFAULT_BUILDER, Builder, Core, load_builder
+from pellucid.frontend.constraints import ConstraintChecker
 from pellucid.frontend.model_text import ModelText, load_model_text
 from pellucid.frontend.output_processor import RequestProcessor
 from pellucid.frontend.outputs import RequestOutput
@@ -76,6 +77,7 @@ class LLM:
         self.tokenizer: Tokenizer = text.tokenizer
         self._core: Core
         self._core, self.ready = builder(config, _ignore_progress)
+        self._constraints = ConstraintChecker(text.tokenizer, text.eos_token_ids, self.ready.vocab_size)
         self._preparer = RequestPreparer(text.tokenizer, text.eos_token_ids, self.ready, config.seed)
         self._lock = threading.Lock()  # one thread steps the engine; another that calls `generate` waits for it
 
@@ -95,9 +97,9 @@ class LLM:
 
         prompts: a text, a list of token ids, or a list of either. sampling_params: one for all, or one per prompt.
         use_tqdm: show progress on stderr. priority: one per prompt, lower runs first.
-        Raises ContextLengthExceededError or ValueError before anything runs. A request that the engine ends with an
-        error has finish_reason "error" and `error` on its output; the others are not affected. Ctrl-C stops after the
-        step that runs, frees everything, and raises KeyboardInterrupt.
+        Raises ContextLengthExceededError or ValueError (ConstraintError for structured_outputs) before anything runs. A
+        request that the engine ends with an error has finish_reason "error" and `error` on its output; the others are
+        not affected. Ctrl-C stops after the step that runs, frees everything, and raises KeyboardInterrupt.
         """
         all_prompts = _as_list(prompts)
         all_params = self._one_per_prompt(sampling_params, len(all_prompts))
@@ -109,6 +111,8 @@ class LLM:
             prepared = self._preparer.prepare(
                 uuid.uuid4().hex, prompt, params, priority=request_priority, cache_salt=cache_salt
             )
+            if params.structured_outputs is not None:
+                self._constraints.check(params.structured_outputs)
             processors.append(RequestProcessor(prepared, self.tokenizer))
         with self._lock, progress_bar(use_tqdm, len(processors)) as bar, ctrl_c_between_steps() as check_ctrl_c:
             self._run(processors, bar, check_ctrl_c)

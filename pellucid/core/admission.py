@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pellucid.core.kv_cache_manager import KVCacheManager
 from pellucid.core.messages import EngineCoreRequest
 from pellucid.core.request import Request
-from pellucid.sampling.validate import validate_sampling_params
+from pellucid.sampling.validate import ENGINE_LIMITS, SamplingLimits, validate_sampling_params
 
 
-def check_value(value: EngineCoreRequest, vocab_size: int) -> None:
+def check_value(value: EngineCoreRequest, vocab_size: int, limits: SamplingLimits = ENGINE_LIMITS) -> None:
     """Is this a request at all: tokens of the vocabulary, finite numbers, parameters that make sense together?"""
     if not value.prompt_token_ids:
         raise ValueError("the prompt is empty: at least one token is needed")
@@ -27,7 +27,7 @@ def check_value(value: EngineCoreRequest, vocab_size: int) -> None:
         raise ValueError(f"n={params.n}: the engine takes one continuation a request; the front end makes n requests")
     if params.seed is None or params.max_tokens is None:
         raise ValueError("seed and max_tokens must be set by the front end before a request reaches the engine")
-    validate_sampling_params(params, vocab_size)
+    validate_sampling_params(params, vocab_size, limits=limits)
 
 
 def check_whole_life(request: Request, kv: KVCacheManager, max_model_len: int) -> None:

@@ -10,10 +10,14 @@ from typing import Protocol
 
 from pellucid.core.admission import check_value
 from pellucid.core.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason, SchedulerStats
+from pellucid.core.preparation import Preparations
 from pellucid.core.scheduler import Scheduler
 from pellucid.core.scheduler_output import RunnerOutput, SampledRequest, SchedulerOutput
 from pellucid.observability.bus import ALWAYS_PUBLISHED, EventBus
 from pellucid.observability.events import Event, RequestRefused, StepCompleted
+from pellucid.sampling.validate import SamplingLimits
+
+IDLE_WAIT_S = 0.005  # so long a step waits for a grammar where there is nothing else to do
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +41,21 @@ class EngineCore:
     replaced (requests are values: they go on in the next one).
     """
 
-    def __init__(self, scheduler: Scheduler, runner: Runner, vocab_size: int, bus: EventBus) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: Runner,
+        vocab_size: int,
+        bus: EventBus,
+        preparations: Preparations | None = None,
+    ) -> None:
+        """preparations: what makes the rules for constrained output; without it such requests are refused."""
         self.scheduler = scheduler
         self.runner = runner
         self.vocab_size = vocab_size
         self.bus = bus
+        self._preparations = preparations
+        self._limits = SamplingLimits(structured_outputs=preparations is not None)
         self._outputs: list[EngineCoreOutput] = []  # since the last step
         self._events: list[Event] = []
         self._news = False  # the world has not yet heard of the present stats
@@ -50,6 +64,7 @@ class EngineCore:
     def step(self) -> EngineCoreOutputs:
         """Advance every request that fits in a step; returns all that happened since the last one."""
         begin = time.perf_counter()
+        self._queue_prepared()
         self._outputs += self.scheduler.expire_deadlines()
         scheduled = self.scheduler.schedule()  # who runs, how many tokens each
         if scheduled:
@@ -72,30 +87,31 @@ class EngineCore:
 
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue it. One that is invalid or can never fit is answered with an error output by the next step."""
-        if request.request_id in self.scheduler.requests:
+        preparations = self._preparations
+        if request.request_id in self.scheduler.requests or (preparations and request.request_id in preparations):
             # No output: it would end the request that has the id. Ids are made by the front end; this is its mistake.
             logger.error("request id %r is in use; the second request is dropped", request.request_id)
             self._refused(request, "its id is in use")
             return
         try:
-            check_value(request, self.vocab_size)
-            self._outputs += self.scheduler.add_request(request)
+            check_value(request, self.vocab_size, self._limits)
+            if preparations is None or not preparations.begin(request):
+                self._outputs += self.scheduler.add_request(request)
         except ValueError as error:
-            self._refused(request, str(error))
-            self._outputs.append(
-                EngineCoreOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=str(error))
-            )
+            self._refuse(request, str(error))
         self._news = True
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """Stop these and free what they hold, at once; no outputs follow. Unknown ids are ignored."""
         self.scheduler.abort_requests(request_ids)
+        if self._preparations:
+            self._preparations.drop(request_ids)
         self._outputs = [output for output in self._outputs if output.request_id not in request_ids]  # a refusal
         self._news = True
 
     def has_work(self) -> bool:
         """Would step() compute or tell something?"""
-        return self._news or self.scheduler.has_requests()
+        return self._news or self.scheduler.has_requests() or bool(self._preparations)
 
     def stats(self) -> SchedulerStats:
         return self.scheduler.stats()
@@ -137,6 +153,27 @@ class EngineCore:
                 f"the model runner answered for {len(sampled.requests)} of {len(scheduled.requests)} requests"
             )
         return sampled
+
+    def _queue_prepared(self) -> None:
+        """Queue the requests whose rules are made by now."""
+        preparations = self._preparations
+        if not preparations:
+            return
+        if not self._news and not self.scheduler.has_requests():
+            preparations.wait(IDLE_WAIT_S)
+        for prepared in preparations.take_done():
+            try:
+                if prepared.error is not None:
+                    raise ValueError(prepared.error)
+                self._outputs += self.scheduler.add_request(prepared.request, prepared.rules)
+            except ValueError as error:
+                self._refuse(prepared.request, str(error))
+
+    def _refuse(self, request: EngineCoreRequest, error: str) -> None:
+        self._refused(request, error)
+        self._outputs.append(
+            EngineCoreOutput(request_id=request.request_id, finish_reason=FinishReason.ERROR, error=error)
+        )
 
     def _refused(self, request: EngineCoreRequest, reason: str) -> None:
         self.bus.publish(RequestRefused(request_id=request.request_id, time=self.bus.now(), reason=reason))

@@ -120,6 +120,7 @@ class EngineReady(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     dtype: str
     kernels: str
     hidden_size: int = 0  # elements of a pooled vector; 0: this engine makes none
+    structured_outputs: bool = False  # whether it can constrain output, and end reasoning at a budget
     details: dict[str, str] = msgspec.field(default_factory=dict)  # other facts worth a line at start
 
 

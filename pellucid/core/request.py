@@ -45,6 +45,7 @@ class Request:
         self.num_prompt_tokens = len(value.prompt_token_ids)
         self.token_ids: list[int] = [*value.prompt_token_ids, *value.output_token_ids]
         self.status = RequestStatus.WAITING
+        self.rules: object | None = None  # what its output has to obey, in the runner's terms
 
         # The scheduler's: lower order goes first, and is unique; at max_num_tokens the request is at its end.
         self.order: tuple[int, int] = (value.priority, 0)

@@ -75,7 +75,7 @@ class Scheduler:
 
     # requests come and go --------------------------------------------------------------------------------------------
 
-    def add_request(self, value: EngineCoreRequest) -> list[EngineCoreOutput]:
+    def add_request(self, value: EngineCoreRequest, rules: object | None = None) -> list[EngineCoreOutput]:
         """Queue a request; returns an output only when it is finished already (a replay that had come to its end).
 
         Raises ValueError, with the numbers, for one that can never fit or whose id is in use.
@@ -83,6 +83,7 @@ class Scheduler:
         if value.request_id in self.requests:
             raise ValueError(f"request id {value.request_id!r} is in use")
         request = Request(value)
+        request.rules = rules
         check_whole_life(request, self.kv, self.config.max_model_len)
         request.max_num_tokens = min(request.max_total_tokens, self.config.max_model_len)
         self._num_arrived += 1

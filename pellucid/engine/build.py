@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,8 @@ from pellucid.core.kv_budget import (
     plan_kv_pool,
 )
 from pellucid.core.kv_cache_manager import KVCacheManager
-from pellucid.core.messages import EngineLoading, EngineReady
+from pellucid.core.messages import EngineCoreRequest, EngineLoading, EngineReady
+from pellucid.core.preparation import Preparations
 from pellucid.core.scheduler import Scheduler, SchedulerConfig
 from pellucid.loader.config_reader import read_model_config
 from pellucid.loader.model_files import ModelFiles
@@ -28,6 +30,9 @@ from pellucid.loader.resolve import resolve_model
 from pellucid.models.config import ModelConfig
 from pellucid.observability.bus import EventBus
 from pellucid.runner import kv_memory
+from pellucid.structured.compiler import COMPILE_TIMEOUT_S, GrammarCompiler
+from pellucid.structured.rules import OutputRules, needs_rules
+from pellucid.structured.vocabulary import GrammarVocabulary
 
 if TYPE_CHECKING:
     from pellucid.kernels.interface import Kernels
@@ -76,6 +81,7 @@ def build_engine_core(config: EngineConfig, on_progress: OnProgress) -> tuple[En
         dtype=str(kernels.dtype).removeprefix("torch."),
         kernels=kernels.name,
         hidden_size=model_config.hidden_size,
+        structured_outputs=bool(model_config.eos_token_ids),
         details=details,
     )
     return core, ready
@@ -128,6 +134,31 @@ def _select_kernels(config: EngineConfig, model_config: ModelConfig) -> KernelCh
     device = choose_device(config.device)
     dtype = choose_dtype(config.dtype, model_config.torch_dtype, device)
     return select_kernels(config.kernels, device, dtype, config.num_threads)
+
+
+def rule_preparations(files: ModelFiles, model_config: ModelConfig) -> Preparations | None:
+    """What makes the rules of constrained requests; the vocabulary is read when the first of them comes.
+
+    None for a model without a token that ends a text: nothing constrained could end.
+    """
+    vocab_size = model_config.vocab_size
+    eos_token_ids = [token_id for token_id in model_config.eos_token_ids if token_id < vocab_size]
+    if not eos_token_ids:
+        return None
+
+    def make_vocabulary() -> GrammarVocabulary:
+        from pellucid.frontend.tokenizer import load_tokenizer
+
+        return GrammarVocabulary(load_tokenizer(files), eos_token_ids, vocab_size)
+
+    compiler = GrammarCompiler(make_vocabulary)
+
+    def start(request: EngineCoreRequest) -> Future[object] | None:
+        if not needs_rules(request.sampling_params):
+            return None
+        return compiler.run(lambda: OutputRules(request, compiler))
+
+    return Preparations(start, COMPILE_TIMEOUT_S)
 
 
 def _load_processors(config: EngineConfig, files: ModelFiles) -> list[LogitsProcessor]:
@@ -192,7 +223,8 @@ class LoadedModel:
         bus = EventBus()
         kv = KVCacheManager(plan.num_blocks, plan.block_size, config.enable_prefix_caching, bus)
         scheduler = Scheduler(SchedulerConfig(config.max_num_seqs, self.step_tokens, plan.max_model_len), kv, bus)
-        return EngineCore(scheduler, runner, self.model.config.vocab_size, bus), plan, arithmetic
+        preparations = rule_preparations(self.files, self.model.config)
+        return EngineCore(scheduler, runner, self.model.config.vocab_size, bus, preparations), plan, arithmetic
 
     def plan_kv_pool(self) -> tuple[KVPoolPlan, str]:
         """The pool, and in words where its size comes from."""

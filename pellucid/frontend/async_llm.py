@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -14,6 +15,8 @@ from pellucid.core.messages import EngineReady, Pooling, SchedulerStats
 from pellucid.engine.client import EngineClient, EngineState
 from pellucid.engine.inprocess_client import InProcessEngineClient
 from pellucid.engine.subprocess_client import SubprocessEngineClient
+from pellucid.frontend.constraints import ConstraintChecker
+from pellucid.frontend.fill_in_the_middle import FillInTheMiddle, fill_in_the_middle_of
 from pellucid.frontend.model_text import load_model_text
 from pellucid.frontend.output_processor import RequestProcessor
 from pellucid.frontend.outputs import EngineUnavailableError, QueueFullError
@@ -22,7 +25,7 @@ from pellucid.frontend.requests import PreparedRequest, RequestPreparer
 from pellucid.frontend.tokenizer import Tokenizer
 from pellucid.loader.resolve import resolve_model
 from pellucid.observability.events import Event
-from pellucid.sampling.params import SamplingParams
+from pellucid.sampling.params import SamplingParams, StructuredOutputsParams
 
 EventListener = Callable[[Sequence[Event], SchedulerStats], None]
 
@@ -62,6 +65,7 @@ class AsyncLLM:
         self._default_seed = default_seed
         self._max_unread_tokens = max_unread_tokens
         self._preparer: RequestPreparer | None = None
+        self._constraint_checker: ConstraintChecker | None = None
         self._requests: dict[str, ActiveRequest] = {}
         self._children: dict[str, ActiveRequest] = {}  # by the engine's request ids
         self._is_draining = False
@@ -176,6 +180,23 @@ class AsyncLLM:
             self._children[child.value.request_id] = request
             self.client.add(child.value, request.on_output)
         return RequestStream(request)
+
+    @cached_property
+    def fill_in_the_middle(self) -> FillInTheMiddle | None:
+        """How this model is asked for a text between two others; None where it can't be."""
+        return fill_in_the_middle_of(self.tokenizer)
+
+    async def check_constraint(self, constraint: StructuredOutputsParams) -> None:
+        """Compile it, off the event loop: `generate` takes any, and one that does not compile ends with RequestError.
+
+        Raises ConstraintError; EngineUnavailableError while the engine has never been ready.
+        """
+        if self._constraint_checker is None:
+            ready = self.client.ready
+            if ready is None:
+                raise EngineUnavailableError(f"the engine is loading ({self.client.progress})")
+            self._constraint_checker = ConstraintChecker(self.tokenizer, self._eos_token_ids, ready.vocab_size)
+        await self._constraint_checker.check_off_the_loop(constraint)
 
     def render_chat(
         self,

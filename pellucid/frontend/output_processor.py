@@ -7,11 +7,14 @@ from collections import deque
 from collections.abc import Sequence
 
 from pellucid.core.messages import EngineCoreOutput, FinishReason, TokenLogprob
+from pellucid.frontend.content_stops import ContentStops
 from pellucid.frontend.detokenizer import IncrementalDetokenizer, TokenTable
 from pellucid.frontend.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from pellucid.frontend.requests import ChildRequest, PreparedRequest
 from pellucid.frontend.stop_strings import StopStrings
 from pellucid.observability.events import Event, RequestPreempted, RequestScheduled
+from pellucid.sampling.params import SamplingParams
+from pellucid.sampling.reasoning import ReasoningTracker
 
 
 class CompletionProcessor:
@@ -38,7 +41,7 @@ class CompletionProcessor:
             if params.detokenize
             else None
         )
-        self._stop = StopStrings(params.stop, self._includes_stop) if params.stop and self._detokenizer else None
+        self._stop = _stops_of(params, table) if self._detokenizer else None
         self._text_length = 0  # characters detokenized
         self._released_length = 0  # of them, those that have left the stop strings' hands
         self._held: deque[tuple[int, TokenLogprob | None, int]] = deque()  # token, logprob, released_length it needs
@@ -107,6 +110,8 @@ class CompletionProcessor:
         if detokenizer is None:
             self._release_token(token_id, logprob)
             return False
+        if isinstance(self._stop, ContentStops):
+            self._stop.saw(token_id)
         text = detokenizer.push(token_id) if has_text else ""
         needs = self._text_length + len(text) + (1 if detokenizer.has_pending_bytes else 0)
         self._held.append((token_id, logprob, needs))
@@ -138,6 +143,15 @@ class CompletionProcessor:
             self._release_token(token_id, logprob)
         self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
         self._finish_is_unread = True
+
+
+def _stops_of(params: SamplingParams, table: TokenTable) -> StopStrings | ContentStops | None:
+    if not params.stop:
+        return None
+    stops = StopStrings(params.stop, params.include_stop_str_in_output)
+    if params.reasoning is None:
+        return stops
+    return ContentStops(stops, ReasoningTracker(params.reasoning, table.token_bytes))
 
 
 class RequestProcessor:

@@ -14,7 +14,7 @@ import msgspec
 from pellucid.core.messages import EngineCoreRequest, EngineReady, Pooling
 from pellucid.frontend.outputs import ContextLengthExceededError
 from pellucid.sampling.params import SamplingParams
-from pellucid.sampling.validate import validate_sampling_params
+from pellucid.sampling.validate import SamplingLimits, validate_sampling_params
 
 MAX_SEED = 2**63 - 1
 
@@ -83,7 +83,7 @@ class RequestPreparer:
     ) -> PreparedRequest:
         """Raises ContextLengthExceededError, InvalidParameterError, or ValueError for a prompt that is none."""
         arrival_time = time.time()
-        validate_sampling_params(params, self._ready.vocab_size, self._ready.max_model_len)
+        self._check(params)
         token_ids = self._prompt_token_ids(prompt)
         seed = self._seed_of(params)
         params = self._completed(params, len(token_ids))
@@ -142,8 +142,13 @@ class RequestPreparer:
             words = [*(params.bad_words_token_ids or ()), *self._bad_words_token_ids(params.bad_words)]
             completed = msgspec.structs.replace(completed, bad_words_token_ids=tuple(dict.fromkeys(words)))
         if completed.min_tokens > max_tokens or params.bad_words:
-            validate_sampling_params(completed, ready.vocab_size, ready.max_model_len)
+            self._check(completed)
         return completed
+
+    def _check(self, params: SamplingParams) -> None:
+        ready = self._ready
+        limits = SamplingLimits(structured_outputs=ready.structured_outputs)
+        validate_sampling_params(params, ready.vocab_size, ready.max_model_len, limits=limits)
 
     def _seed_of(self, params: SamplingParams) -> int:
         if params.seed is not None:

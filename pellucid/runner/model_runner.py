@@ -18,6 +18,8 @@ from pellucid.runner.warm_up import made_up_step
 from pellucid.sampling.logits_processors import LogitsProcessor
 from pellucid.sampling.sampler import SampledToken, Sampler
 from pellucid.sampling.state import SamplingState
+from pellucid.structured.masks import RuledRow, StepMasks
+from pellucid.structured.rules import OutputRules
 
 
 class ModelRunner:
@@ -42,7 +44,8 @@ class ModelRunner:
         self._prompt_logprobs = prompt_logprobs
         self._processors = processors
         self._pooler = Pooler()
-        self._states: dict[str, tuple[Request, SamplingState]] = {}
+        self._masks = StepMasks(model.config.vocab_size)
+        self._requests: dict[str, _Kept] = {}
 
     @torch.inference_mode()
     def execute(self, scheduled: SchedulerOutput) -> RunnerOutput:
@@ -55,6 +58,9 @@ class ModelRunner:
         self._forget(request.request_id for request in scheduled.preempted)
         shares = scheduled.requests
         batch = self._batches.build(scheduled)
+        sampling = [i for i, share in enumerate(shares) if share.samples]
+        kept = [self._kept(shares[i].request) for i in sampling]
+        self._masks.begin([one.ruled for one in kept if one.ruled is not None])  # while the model computes
         prompt_logprobs: dict[int, list[TokenLogprob] | str] = {}
         pooled: dict[int, bytes] = {}
         if any(share.request.owes_prompt_logprobs or share.request.pooling is not None for share in shares):
@@ -64,8 +70,8 @@ class ModelRunner:
             pooled = self._pooler(self._model, hidden, batch, shares)
         else:
             logits = self._forward(batch)
-        sampling = [i for i, share in enumerate(shares) if share.samples]
-        sampled = self._sampler.sample(logits, [self._state(shares[i].request) for i in sampling])
+        self._masks.wait()
+        sampled = self._sampler.sample(logits, [one.sampling_state() for one in kept])
         tokens = dict(zip(sampling, sampled, strict=True))
         return RunnerOutput([_result(tokens.get(i), prompt_logprobs.get(i), pooled.get(i)) for i in range(len(shares))])
 
@@ -78,20 +84,37 @@ class ModelRunner:
         self._sampler.sample(logits, [_sampling_state(request) for request in requests])
         self._batches.forget(request.request_id for request in requests)
 
-    def _state(self, request: Request) -> SamplingState:
-        known = self._states.get(request.request_id)
-        if known is not None and known[0] is request:
-            return known[1]
-        state = _sampling_state(request, self._processors)
-        self._states[request.request_id] = (request, state)
-        return state
+    def _kept(self, request: Request) -> _Kept:
+        known = self._requests.get(request.request_id)
+        if known is None or known.request is not request:
+            known = self._requests[request.request_id] = _Kept(request, self._processors)
+        return known
 
     def _forget(self, request_ids: Iterable[str]) -> None:
         request_ids = list(request_ids)
         self._batches.forget(request_ids)
         self._pooler.forget(request_ids)
         for request_id in request_ids:
-            self._states.pop(request_id, None)
+            self._requests.pop(request_id, None)
+
+
+class _Kept:
+    """What is kept of a request that samples, as long as it runs."""
+
+    def __init__(self, request: Request, processors: Sequence[LogitsProcessor]) -> None:
+        self.request = request
+        self.state = _sampling_state(request, processors)
+        rules = request.rules
+        self.ruled = (
+            RuledRow(rules.new_state(), request.token_ids, request.num_prompt_tokens)
+            if isinstance(rules, OutputRules)
+            else None
+        )
+
+    def sampling_state(self) -> SamplingState:
+        if (ruled := self.ruled) is not None:
+            self.state.obey(ruled.mask, must_end=ruled.state.must_end, error=ruled.state.error)
+        return self.state
 
 
 def _sampling_state(request: Request, processors: Sequence[LogitsProcessor] = ()) -> SamplingState:

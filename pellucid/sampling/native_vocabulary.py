@@ -40,5 +40,4 @@ class NativeVocabularyOps(VocabularyOps):
         return self._passes.draw(logits, draws)
 
     def apply_bitmask(self, row: np.ndarray, bitmask: np.ndarray) -> None:
-        """As pellucid.sampling.masks.apply_bitmask: forbidden tokens become -inf, in place."""
         self._passes.apply_mask(row, bitmask)

@@ -71,6 +71,8 @@ class Sampler:
         for i in rows:
             try:
                 states[i].adjust(adjusted[i])
+                if (bitmask := states[i].token_bitmask) is not None:
+                    self._ops.apply_bitmask(adjusted[i], bitmask)
             except SamplingError as error:
                 errors[i] = str(error)
         return adjusted, errors

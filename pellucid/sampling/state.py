@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from pellucid.sampling import masks
+from pellucid.sampling.errors import SamplingError
 from pellucid.sampling.logits_processors import LogitsProcessor
 from pellucid.sampling.params import SamplingParams
 from pellucid.sampling.penalties import Penalties
@@ -18,7 +19,7 @@ class SamplingState:
 
     token_ids: the request's own list of prompt and output tokens, which grows as the request does.
     stop_token_ids: what would end it (EOS unless it is to be ignored, and its stop tokens), kept out until min_tokens.
-    token_bitmask: set before a step by whoever constrains the output (see masks.apply_bitmask); None for no constraint.
+    What the output must obey is told before each step by `obey`.
     """
 
     def __init__(
@@ -37,6 +38,8 @@ class SamplingState:
         self.is_greedy = params.is_greedy
         self.top_k = max(params.top_k, 0)
         self.token_bitmask: np.ndarray | None = None
+        self._must_end = False
+        self._error: str | None = None
         self._processors = processors
         self._prompt_token_ids = token_ids[:num_prompt_tokens] if processors else []
         self._penalties = Penalties(params, num_prompt_tokens)
@@ -57,14 +60,22 @@ class SamplingState:
     @property
     def adjusts(self) -> bool:
         """Whether `adjust` would change anything in this step."""
-        return self._always_adjusts or self.token_bitmask is not None or self._is_too_short
+        return self._always_adjusts or self.token_bitmask is not None or self._is_too_short or self._error is not None
+
+    def obey(self, token_bitmask: np.ndarray | None, *, must_end: bool = False, error: str | None = None) -> None:
+        """For the next step. token_bitmask: see masks.apply_bitmask; None for no constraint, and applied by the sampler
+        after `adjust`. must_end: it leaves nothing but the end, also before min_tokens. error: why there is none.
+        """
+        self.token_bitmask, self._must_end, self._error = token_bitmask, must_end, error
 
     def adjust(self, row: np.ndarray) -> None:
         """From the model's logits to those that are sampled from, in place. row: float32 [vocab_size], a copy.
 
         The order is vLLM's, with the operator's processors first: they cannot bring back what a request forbids.
-        Raises SamplingError where a processor fails.
+        Raises SamplingError where a processor fails, or no token may follow.
         """
+        if self._error is not None:
+            raise SamplingError(self._error)
         self._process(row)
         if self._allowed is not None:
             masks.allow_only(row, self._allowed)
@@ -78,12 +89,11 @@ class SamplingState:
             row[self._bias_ids] += self._bias
         if self._penalties.active:
             self._penalties.apply(row, self.token_ids)
-        if self.token_bitmask is not None:
-            masks.apply_bitmask(row, self.token_bitmask)
 
     @property
     def _is_too_short(self) -> bool:
-        return self.num_output_tokens < self.params.min_tokens and bool(self._stop_token_ids)
+        is_short = self.num_output_tokens < self.params.min_tokens and bool(self._stop_token_ids)
+        return is_short and not self._must_end
 
     def _process(self, row: np.ndarray) -> None:
         if not self._processors:

@@ -65,7 +65,7 @@ def validate_sampling_params(
     if params.structured_outputs is not None:
         _check_structured_outputs(params.structured_outputs, limits)
     if params.reasoning is not None:
-        _check_reasoning(params.reasoning, vocab_size)
+        _check_reasoning(params.reasoning, vocab_size, limits)
 
 
 # field by field ------------------------------------------------------------------------------------------------------
@@ -156,11 +156,7 @@ def _check_structured_outputs(constraint: Any, limits: SamplingLimits) -> None:
     if not isinstance(constraint, StructuredOutputsParams):
         raise _wrong_type("structured_outputs", "an object", constraint)
     if not limits.structured_outputs:
-        raise InvalidParameterError(
-            "structured_outputs",
-            "Unsupported parameter: 'structured_outputs' is not supported by this engine.",
-            "unsupported_parameter",
-        )
+        raise _unsupported("structured_outputs")
     given = [name for name in constraint.__struct_fields__ if getattr(constraint, name) not in (None, False)]
     if len(given) != 1:
         raise InvalidParameterError(
@@ -171,7 +167,7 @@ def _check_structured_outputs(constraint: Any, limits: SamplingLimits) -> None:
         )
 
 
-def _check_reasoning(reasoning: Any, vocab_size: int | None) -> None:
+def _check_reasoning(reasoning: Any, vocab_size: int | None, limits: SamplingLimits) -> None:
     if not isinstance(reasoning, ReasoningParams):
         raise _wrong_type("reasoning", "an object", reasoning)
     for name, at_least_one in (("end_token_ids", True), ("start_token_ids", not reasoning.starts_inside)):
@@ -182,6 +178,8 @@ def _check_reasoning(reasoning: Any, vocab_size: int | None) -> None:
         raise _wrong_type("reasoning.starts_inside", "a boolean", reasoning.starts_inside)
     if reasoning.budget is not None:
         _integer("reasoning.budget", reasoning.budget, 0, MAX_COUNT)
+        if not limits.structured_outputs:
+            raise _unsupported("reasoning.budget")
 
 
 # kinds of values -----------------------------------------------------------------------------------------------------
@@ -260,6 +258,11 @@ def _check_length(param: str, kind: str, length: int, max_length: int) -> None:
 def _wrong_type(param: str, expected: str, value: Any) -> InvalidParameterError:
     message = f"Invalid type for '{param}': expected {expected}, but got {_show(value)} instead."
     return InvalidParameterError(param, message, "invalid_type")
+
+
+def _unsupported(param: str) -> InvalidParameterError:
+    message = f"Unsupported parameter: '{param}' is not supported by this engine."
+    return InvalidParameterError(param, message, "unsupported_parameter")
 
 
 def _out_of_range(param: str, kind: str, side: str, expected: str, value: Any) -> InvalidParameterError:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pellucid.sampling import masks
+
 # Weights are summed in chunks of this many tokens, and the sums of the chunks are added up in order.
 CHUNK = 256
 
@@ -57,6 +59,10 @@ class VocabularyOps(ABC):
         """A token from each draw's distribution: softmax(row / temperature); of it what is at least min_p times as
         likely as the likeliest; of that the top_k likeliest; of that the fewest, likeliest first, that make up top_p.
         """
+
+    def apply_bitmask(self, row: np.ndarray, bitmask: np.ndarray) -> None:
+        """As masks.apply_bitmask: forbidden tokens of one row, a copy of its logits, become -inf, in place."""
+        masks.apply_bitmask(row, bitmask)
 
 
 class NumpyVocabularyOps(VocabularyOps):

@@ -44,6 +44,7 @@ def conversation_of(body: schema.CountTokensRequest, *, takes_late_system: bool)
         tool_choice=_tool_choice(body.tool_choice, tools),
         parallel_tool_calls=not (body.tool_choice and body.tool_choice.disable_parallel_tool_use),
         constraint=_constraint(body.output_config),
+        constraint_source="output_config.format",
         add_generation_prompt=prefill is None,
         continue_final_message=prefill is not None,
         **_thinking(body),

@@ -41,6 +41,7 @@ class Conversation:
     reasoning_effort: str | None = None
     thinking_budget: int | None = None  # tokens
     constraint: StructuredOutputsParams | None = None  # on the content, after the reasoning
+    constraint_source: str = "structured_outputs"  # the field that it was given in, and the schema's name if it has one
     template_variables: JsonObject = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False

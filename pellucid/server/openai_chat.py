@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from pellucid.frontend.answer import AnswerDelta
 from pellucid.frontend.outputs import CompletionOutput, RequestOutput
+from pellucid.server.constraints import constraint_of
 from pellucid.server.conversation import Prepared
 from pellucid.server.errors import invalid
 from pellucid.server.events import ChunkWriter, encode
@@ -25,6 +26,7 @@ from pellucid.server.responses import json_response
 from pellucid.server.routing import add_post
 from pellucid.server.sampling import sampling_params
 from pellucid.server.schemas.chat import ChatCompletionRequest
+from pellucid.server.schemas.structured import JsonSchemaFormat
 from pellucid.server.state import ServerState
 from pellucid.server.streaming import EventStream, collect
 from pellucid.server.tool_choice import tool_choice_of, tools_of
@@ -55,6 +57,7 @@ async def create_chat_completion(state: ServerState, request: Request, body: Cha
         tool_choice=tool_choice_of(body, tools),
         thinking_budget=body.thinking_token_budget,
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        **_constraint(body),
     )
     prepared = await prepare(state, conversation)
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -85,6 +88,20 @@ async def create_chat_completion(state: ServerState, request: Request, body: Cha
     if outputs is None:
         return Response()
     return json_response(_completion(head, generation, outputs[0], body, state.texts, prepared))
+
+
+def _constraint(body: ChatCompletionRequest) -> dict[str, Any]:
+    """Fields of the Conversation."""
+    response_format = body.response_format
+    constraint = None if response_format is None else response_format.constraint()
+    if constraint is None:
+        return {"constraint": constraint_of(body.structured_outputs)}
+    if body.structured_outputs is not None:
+        raise invalid("'structured_outputs' and 'response_format' cannot both be given.", param="structured_outputs")
+    source = "response_format"
+    if isinstance(response_format, JsonSchemaFormat):
+        source += f" '{response_format.json_schema.name}'"
+    return {"constraint": constraint, "constraint_source": source}
 
 
 def _check(body: ChatCompletionRequest) -> None:

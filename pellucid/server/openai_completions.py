@@ -7,11 +7,14 @@ import uuid
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from pellucid.core.messages import TokenLogprob
+from pellucid.frontend.async_llm import AsyncLLM
 from pellucid.frontend.outputs import CompletionOutput, RequestOutput
+from pellucid.server.constraints import check_constraint, constraint_of
 from pellucid.server.errors import invalid, unsupported
 from pellucid.server.events import ChunkWriter, encode
 from pellucid.server.generation import Generation, Submission, submit
@@ -32,17 +35,22 @@ def add_routes(app: FastAPI) -> None:
 
 async def create_completion(state: ServerState, request: Request, body: CompletionRequest) -> Response:
     state.check_model(body.model)
-    _check(body)
+    llm = state.engine()
+    _check(body, llm, state.model_name)
     record = record_of(request.scope)
     if user := body.safety_identifier or body.user:
         record.user_digest = digest_of(user)
-    llm = state.engine()
+    constraint = constraint_of(body.structured_outputs)
+    await check_constraint(llm, constraint)
     prompts = await completion_prompts(llm, body)
     max_tokens = 16 if body.max_tokens is None else body.max_tokens
-    options: dict[str, Any] = {}
+    options: dict[str, Any] = {"structured_outputs": constraint}
     if body.echo and body.logprobs is not None:
         options["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     params = sampling_params(body, max_tokens=max(max_tokens, 1), logprobs=body.logprobs, **options)
+    if body.suffix and llm.fill_in_the_middle is not None:
+        stop_token_ids = (*params.stop_token_ids, *llm.fill_in_the_middle.stop_token_ids)
+        params = msgspec.structs.replace(params, stop_token_ids=stop_token_ids)
     generation = submit(
         llm,
         Submission([prompt.token_ids for prompt in prompts], params, "prompt", body.priority or 0, body.cache_salt),
@@ -71,10 +79,17 @@ async def create_completion(state: ServerState, request: Request, body: Completi
     return json_response(completion)
 
 
-def _check(body: CompletionRequest) -> None:
+def _check(body: CompletionRequest, llm: AsyncLLM, model_name: str) -> None:
     """What a schema can't say. Raises ApiError."""
     if body.suffix:
-        raise unsupported("suffix", "is not supported by this server yet.")
+        if body.echo or body.truncate_prompt_tokens is not None:
+            other = "echo" if body.echo else "truncate_prompt_tokens"
+            raise invalid(f"'{other}' cannot be used together with 'suffix'.", param=other)
+        if llm.fill_in_the_middle is None:
+            raise unsupported(
+                "suffix",
+                f"is not supported by the model {model_name}: its vocabulary has no fill-in-the-middle tokens.",
+            )
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise unsupported("best_of", "is not supported with a value other than that of 'n'.")
     if body.stream_options is not None and not body.stream:

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from pellucid.frontend.outputs import CompletionOutput, RequestOutput
+from pellucid.server.constraints import check_constraint, constraint_of
 from pellucid.server.errors import ApiError, invalid
 from pellucid.server.events import DONE, encode
 from pellucid.server.generation import Generation, Submission, submit
@@ -33,7 +34,9 @@ async def generate(state: ServerState, request: Request, body: GenerateRequest) 
     record = record_of(request.scope)
     llm = state.engine()
     prompt = await generate_prompt(llm, body)
-    params = sampling_params(body, max_tokens=body.max_tokens, logprobs=body.logprobs)
+    constraint = constraint_of(body.structured_outputs)
+    await check_constraint(llm, constraint)
+    params = sampling_params(body, max_tokens=body.max_tokens, logprobs=body.logprobs, structured_outputs=constraint)
     generation = submit(
         llm,
         Submission([prompt.token_ids], params, "prompt", body.priority or 0, body.cache_salt),

@@ -11,6 +11,7 @@ from pellucid.frontend.parsing.reasoning import ReasoningFormat
 from pellucid.frontend.tools import Tool
 from pellucid.sampling.params import ReasoningParams
 from pellucid.server.call_constraints import constraint_of
+from pellucid.server.constraints import check_constraint
 from pellucid.server.conversation import Conversation, Prepared
 from pellucid.server.errors import invalid
 from pellucid.server.prompts import render_chat
@@ -20,13 +21,16 @@ _TAIL_TOKENS = 16  # enough to hold a marker of reasoning and the white space af
 
 
 async def prepare(state: ServerState, conversation: Conversation) -> Prepared:
-    """Raises ApiError where the template refuses the conversation, or the prompt does not fit."""
+    """Raises ApiError where the template refuses the conversation, the prompt does not fit, or a constraint does not
+    compile."""
     llm, formats = state.engine(), state.formats
     # what must not be called is not spoken of: an answer then holds no call to be misread
     tools = () if conversation.tool_choice.mode == "none" else conversation.tools
     if tools and formats.tools is None:
         raise invalid("This server was started without a tool call parser: 'tools' can't be used.", param="tools")
     constraint = constraint_of(conversation, tools, formats, llm.tokenizer)
+    source = conversation.constraint_source if constraint == conversation.constraint else "tools"
+    await check_constraint(llm, constraint, source)
     token_ids = await _render(llm, formats, conversation, tools)
     reasons, is_open = _reasoning_at_start(llm, formats.reasoning, conversation, token_ids)
     return Prepared(

@@ -77,6 +77,10 @@ async def render_chat(
 
 async def completion_prompts(llm: AsyncLLM, body: CompletionRequest) -> list[Prompt]:
     """One per prompt of the request, in order."""
+    if body.suffix:
+        given = body.prompt
+        many: list[Any] = given if isinstance(given, list) and isinstance(given[0], (str, list)) else [given]
+        return [await _fim_prompt(llm, one, body.suffix, body.add_special_tokens is not False) for one in many]
     return await prompts_of(
         llm,
         body.prompt,
@@ -92,6 +96,18 @@ async def prompts_of(
     """given: one prompt or many, each as text or token ids. param: the field that errors name. Raises ApiError."""
     many: list[Any] = given if isinstance(given, list) and isinstance(given[0], (str, list)) else [given]
     return [await _prompt(llm, prompt, param, truncate_to, add_special_tokens) for prompt in many]
+
+
+async def _fim_prompt(llm: AsyncLLM, before: str | list[int], suffix: str, add_special_tokens: bool) -> Prompt:
+    """What stands before and after the text to be filled in, as the model was trained to read them."""
+    form = llm.fill_in_the_middle
+    assert form is not None  # the route has refused the others
+    _refuse_hopeless(llm, len(suffix) + (len(before) if isinstance(before, str) else 0), "prompt")
+    after = await encode_text(llm, suffix, add_special_tokens=False)
+    bos = await encode_text(llm, "", add_special_tokens=True) if add_special_tokens else []
+    if isinstance(before, str):
+        return Prompt(form.prompt(await encode_text(llm, before, add_special_tokens=False), after, bos), before)
+    return Prompt(form.prompt(before, after, bos))
 
 
 async def generate_prompt(llm: AsyncLLM, body: GenerateRequest) -> Prompt:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from pellucid.sampling.penalties import TokenCounts
+from pellucid.sampling.sampler import Sampler
 from tests.sampling.helpers import EOS, V, adjusted, random_logits, state
 
 
@@ -107,9 +108,14 @@ def test_a_bitmask_leaves_the_tokens_whose_bits_are_set():
     for token_id in allowed:
         bitmask[token_id // 32] |= np.array(1 << token_id % 32, np.uint32).astype(np.int32)
     assert not request.adjusts
-    request.token_bitmask = bitmask
+    request.obey(bitmask)
     assert request.adjusts
-    assert np.flatnonzero(np.isfinite(adjusted(request, random_logits()))).tolist() == allowed
+    logits = random_logits()
+    sampler = Sampler(V)
+    for seed in range(20):
+        asked = state(seed=seed, temperature=5.0)
+        asked.obey(bitmask)
+        assert sampler.sample(logits, [asked])[0].token_id in allowed
 
 
 def test_a_bias_counts_before_the_repetition_penalty_as_in_vllm():

@@ -84,6 +84,7 @@ def make_plan(
         parallel_tool_calls=parallel,
         reasoning_effort=reasoning.effort if reasoning else None,
         constraint=_constraint(text_format),
+        constraint_source="text.format",
         template_variables=template_variables(body.chat_template_kwargs),
     )
     if not conversation.messages:

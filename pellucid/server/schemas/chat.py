@@ -14,6 +14,7 @@ from pellucid.server.schemas.common import (
     StreamFields,
     StrictModel,
 )
+from pellucid.server.schemas.structured import ConstraintFields, ResponseFormat
 
 
 class TextPart(StrictModel):
@@ -141,11 +142,7 @@ class AllowedToolsChoice(StrictModel):
 ToolChoiceObject = Annotated[NamedTool | AllowedToolsChoice, Field(discriminator="type")]
 
 
-class ResponseFormat(StrictModel):
-    type: Literal["text"]
-
-
-class ChatCompletionRequest(ChatPrompt, SamplingFields, StreamFields, ClientFields):
+class ChatCompletionRequest(ChatPrompt, SamplingFields, ConstraintFields, StreamFields, ClientFields):
     model: str
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
