@@ -36,7 +36,7 @@ def test_the_defaults_are_valid_at_every_door():
         dict(seed=2**63 - 1, max_tokens=1, min_tokens=1, logprobs=0, prompt_logprobs=0, top_k=0),
         dict(temperature=100, presence_penalty=-2, frequency_penalty=2.0, repetition_penalty=1e-3),
         dict(stop=("a",) * 64, stop_token_ids=(0, V - 1), logit_bias={0: -100.0, V - 1: 100}, ignore_eos=True),
-        dict(reasoning=ReasoningParams(end_token_ids=(1, 2), budget=0)),
+        dict(reasoning=ReasoningParams(end_token_ids=(1, 2))),
         dict(reasoning=ReasoningParams(end_token_ids=(0,), start_token_ids=(V - 1,), starts_inside=False)),
         dict(allowed_token_ids=(0,), bad_words=("x",), bad_words_token_ids=((0, 1), (2,))),
     ],
@@ -154,6 +154,9 @@ def test_a_constraint_is_never_silently_dropped():
     able = SamplingLimits(structured_outputs=True)
     validate_sampling_params(SamplingParams(structured_outputs=regex), V, limits=able)
     assert refusal(able, structured_outputs=StructuredOutputsParams()).code == "invalid_value"
+    budget = ReasoningParams(end_token_ids=(1,), budget=0)
+    assert refusal(reasoning=budget).code == "unsupported_parameter"
+    validate_sampling_params(SamplingParams(reasoning=budget), V, limits=able)
     both = StructuredOutputsParams(regex="a+", json_object=True)
     assert "json_object, regex" in str(refusal(able, structured_outputs=both))
 

@@ -79,7 +79,7 @@ def test_every_kind_at_every_door(smollm2: RunningServer, kind: str, value: Any,
 @pytest.mark.parametrize(
     ("more", "param", "words"),
     [
-        (dict(response_format={"type": "xml"}), "response_format", "Supported values are"),
+        (dict(response_format={"type": "xml"}), "response_format.type", "Supported values are"),
         (dict(response_format={"type": "json_schema"}), "response_format.json_schema", "Missing required parameter"),
         (dict(response_format={"type": "json_schema", "json_schema": {"name": "a b"}}),
          "response_format.json_schema.name", "pattern"),

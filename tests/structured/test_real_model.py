@@ -12,7 +12,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from conftest import MODEL, constrained
+from constrained_requests import MODEL, constrained
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from conftest import allowed, constrained
+from constrained_requests import allowed, constrained
 
 from pellucid.core.messages import EngineCoreRequest
 from pellucid.sampling.params import ReasoningParams, SamplingParams

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from pellucid.frontend.parsing.schema_types import is_text, properties_of
 from pellucid.frontend.tools import JsonObject, Tool
+from pellucid.structured.grammar import json_in_lark
 
 MAX_CALLS = 64  # in one answer
-# A space or an indented line between two tokens of JSON: a small model that has lost its way would write white space
-# without end.
-_JSON_OPTIONS = {"whitespace_flexible": True, "whitespace_pattern": r"[ ]?|\n[ \t]{0,32}"}
 # of an arguments object as a whole: where arguments are written one by one, there is no place to hold them to it
 _WHOLE_OBJECT_WORDS = ("anyOf", "oneOf", "allOf", "not", "if", "dependentRequired", "dependentSchemas", "minProperties",
                        "maxProperties", "propertyNames", "patternProperties")  # fmt: skip
@@ -70,7 +68,7 @@ class GrammarWriter:
         if isinstance(schema, dict) and root is not None:
             schema = {**{k: v for k, v in root.items() if k in ("$defs", "definitions")}, **schema}
         schema = schema if isinstance(schema, dict) else {} if schema is True else {"not": {}}
-        return "%json " + json.dumps({**schema, "x-guidance": _JSON_OPTIONS})
+        return json_in_lark(schema)
 
     def free_text(self, schema: JsonObject, end: str, name: str) -> str:
         """A string as it is, up to and with the marker that ends it."""
