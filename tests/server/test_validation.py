@@ -65,7 +65,7 @@ def user(content: Any) -> dict[str, Any]:
         ({**CHAT, "stream_options": {"continuous_usage_stats": True}}, "invalid_value", "stream_options.continuous_usage_stats"),
         ({**CHAT, "no_such": 1}, "unknown_parameter", "no_such"),
         ({**CHAT, "chat_template": "{{ 1 }}"}, "unknown_parameter", "chat_template"),
-        ({**CHAT, "response_format": {"type": "json_object"}}, "invalid_value", "response_format.type"),
+        ({**CHAT, "response_format": {"type": "xml"}}, "invalid_value", "response_format.type"),
         ({**CHAT, "store": True}, "invalid_value", "store"),
         ({**CHAT, "logit_bias": {"1": 101}}, "decimal_above_max_value", "logit_bias.1"),
         ({**CHAT, "seed": 2**63}, "integer_above_max_value", "seed"),
