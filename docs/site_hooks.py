@@ -26,7 +26,20 @@ _TEXT_LIMIT = 400_000  # bytes of a file that is shown
 
 # the navigation: sections of pages and of whole folders, in this order; what is named nowhere goes under "More"
 _SECTIONS: list[tuple[str, list[str]]] = [
-    ("Use", ["serving.md", "commands.md", "python.md", "responses.md", "structured-output.md", "tools.md", "clients"]),
+    (
+        "Use",
+        [
+            "serving.md",
+            "commands.md",
+            "python.md",
+            "responses.md",
+            "tools.md",
+            "structured-output.md",
+            "embeddings.md",
+            "batch.md",
+            "clients",
+        ],
+    ),
     ("Watch", ["observability.md", "ui.md"]),
     ("Learn", ["tour.md", "lessons"]),
     ("Measure", ["performance.md", "ladder.md", "plan.md"]),

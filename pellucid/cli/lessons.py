@@ -70,11 +70,12 @@ def run(
     from pellucid.lessons.plot import check_plot_path, save_plot
 
     with clean_errors():
+        if plot is not None:
+            check_plot_path(plot)
+        chosen = _numbers(stages) if stages is not None else None
         from pellucid.lessons.ladder import STAGES
         from pellucid.lessons.session import run_ladder
 
-        if plot is not None:
-            check_plot_path(plot)
         config = EngineConfig(
             model=model,
             kernels=kernels,
@@ -86,7 +87,7 @@ def run(
             config,
             num_requests=num_requests,
             max_batch=max_batch,
-            stages=_numbers(stages) if stages is not None else tuple(STAGES),
+            stages=tuple(STAGES) if chosen is None else chosen,
             with_claims=claims,
             on_stage=lambda stage: print(f"... {stage}", file=sys.stderr, flush=True),
         )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pellucid.lessons.ladder import Measurement
-from pellucid.lessons.report import METRICS
+if TYPE_CHECKING:
+    from pellucid.lessons.ladder import Measurement
 
 FORMATS = (".svg", ".png", ".pdf")
 
@@ -26,6 +27,8 @@ def check_plot_path(path: Path) -> None:
 def save_plot(measured: Mapping[int, Measurement], path: Path, title: str) -> None:
     """A row of horizontal bars for each of the report's METRICS."""
     from matplotlib.figure import Figure
+
+    from pellucid.lessons.report import METRICS
 
     names = [f"{number} {m.name}" if number else m.name for number, m in measured.items()]
     figure = Figure(figsize=(4 * len(METRICS), 0.42 * len(names) + 1.6), layout="constrained")
