@@ -26,3 +26,4 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     num_threads: int | None = None
     local_files_only: bool = False
     logits_processors: tuple[str, ...] = ()  # "package.module:Class"
+    log_level: str = "warning"  # error | warning | info (how requests come and go) | trace (a line an event)

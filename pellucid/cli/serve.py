@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pellucid.cli.errors import clean_errors
-from pellucid.cli.options import with_engine_options
+from pellucid.cli.options import size_option, with_engine_options
 from pellucid.config import EngineConfig
 
 EXAMPLES = """Examples:\n
@@ -57,6 +57,17 @@ def serve(
     request_log_content: Annotated[
         bool, typer.Option("--request-log-content", help="Write requests and responses themselves there, too.")
     ] = False,
+    ui: Annotated[bool, typer.Option(help="The engine room: a live page of the engine at /ui.")] = True,
+    ui_control: Annotated[
+        bool, typer.Option("--ui-control", help="Let the page pause and single-step the scheduler, for everybody.")
+    ] = False,
+    otlp_traces_endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="Send OpenTelemetry spans there (OTLP over HTTP; extra [otel]).")
+    ] = None,
+    trace: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Write a trace of every step and request that Perfetto opens.")
+    ] = None,
+    trace_max_size: Annotated[int, size_option("The trace grows no larger.")] = 1 << 30,
 ) -> None:
     """Serve a model over HTTP: OpenAI's API on /v1, metrics on /metrics."""
     from pellucid.server.options import ServerOptions
@@ -78,6 +89,11 @@ def serve(
         access_log=access_log,
         request_log=request_log,
         request_log_content=request_log_content,
+        ui=ui,
+        ui_control=ui_control,
+        otlp_traces_endpoint=otlp_traces_endpoint,
+        trace_file=trace,
+        trace_max_bytes=trace_max_size,
     )
     with clean_errors():
         raise typer.Exit(run_server(config, options))

@@ -11,21 +11,30 @@ from pellucid.observability.events import BlockEvicted, BlockWithdrawn
 class KVCacheBlock:
     """block_id: its place in the KV tensors. ref_cnt: how many running requests' tables hold it.
 
-    block_hash: set while the prefix cache can find it. prev, next: neighbours on the free list, None when not on it.
+    block_hash: set while the prefix cache can find it; parent_hash is then that of the block before it, None for the
+    first of a prompt. num_hits: how often it was given to a request since then. prev, next: neighbours on the free
+    list, None when not on it.
     """
 
-    __slots__ = ("block_hash", "block_id", "next", "prev", "ref_cnt")
+    __slots__ = ("block_hash", "block_id", "next", "num_hits", "parent_hash", "prev", "ref_cnt")
 
     def __init__(self, block_id: int) -> None:
         self.block_id = block_id
         self.ref_cnt = 0
         self.block_hash: bytes | None = None
+        self.parent_hash: bytes | None = None
+        self.num_hits = 0
         self.prev: KVCacheBlock | None = None
         self.next: KVCacheBlock | None = None
 
     def __repr__(self) -> str:
         key = self.block_hash.hex()[:8] if self.block_hash else None
         return f"KVCacheBlock({self.block_id}, ref_cnt={self.ref_cnt}, block_hash={key})"
+
+
+def short_hash(block_hash: bytes) -> str:
+    """As events write it."""
+    return block_hash[:8].hex()
 
 
 class FreeBlockList:
@@ -89,6 +98,7 @@ class BlockPool:
             raise ValueError(f"num_blocks={num_blocks}: a KV pool needs at least one block")
         self.blocks = [KVCacheBlock(block_id) for block_id in range(num_blocks)]
         self.num_evictable_blocks = 0  # on the free list with a hash
+        self.num_evictions = 0
         self.num_releases = 0  # grows when blocks come back: who waits for blocks need not look again before that
         self._free = FreeBlockList(self.blocks)
         self._by_hash: dict[bytes, KVCacheBlock] = {}
@@ -114,15 +124,15 @@ class BlockPool:
         """A block of one's own to write to, with ref_cnt 1. Raises IndexError when there is none."""
         block = self._free.popleft()
         if block.block_hash is not None:
-            if self._bus.wants(BlockEvicted):
-                self._bus.publish(
-                    BlockEvicted(
-                        time=self._bus.now(),
-                        block_id=block.block_id,
-                        block_hash=block.block_hash.hex(),
-                        for_request_id=request_id,
-                    )
+            self._bus.publish(
+                BlockEvicted(
+                    time=self._bus.now(),
+                    block_id=block.block_id,
+                    block_hash=short_hash(block.block_hash),
+                    for_request_id=request_id,
                 )
+            )
+            self.num_evictions += 1
             del self._by_hash[block.block_hash]
             block.block_hash = None
             self.num_evictable_blocks -= 1
@@ -135,6 +145,7 @@ class BlockPool:
             self._free.remove(block)
             self.num_evictable_blocks -= 1
         block.ref_cnt += 1
+        block.num_hits += 1
 
     def release(self, block: KVCacheBlock) -> None:
         """One table fewer holds it. Raises ValueError when no table did."""
@@ -150,15 +161,20 @@ class BlockPool:
             self._free.append(block)
             self.num_evictable_blocks += 1
 
-    def register(self, block: KVCacheBlock, block_hash: bytes) -> bool:
+    def register(self, block: KVCacheBlock, block_hash: bytes, parent_hash: bytes | None = None) -> bool:
         """Let others find this full block. False when another block with the same content is known already."""
         if block_hash in self._by_hash:
             return False
         if block.block_hash is not None or block.ref_cnt < 1:
             raise ValueError(f"{block} cannot be cached: only a block in use, once")
-        block.block_hash = block_hash
+        block.block_hash, block.parent_hash, block.num_hits = block_hash, parent_hash, 0
         self._by_hash[block_hash] = block
         return True
+
+    def cached_blocks(self) -> list[KVCacheBlock]:
+        """What can be found: first what can be evicted, in the order in which it would be, then what is in use."""
+        evictable = [block for block in self._free if block.block_hash is not None]
+        return evictable + [block for block in self._by_hash.values() if block.ref_cnt]
 
     def withdraw(self, block: KVCacheBlock) -> None:
         """Let nobody find it any more; the tables that hold it keep it."""
@@ -166,7 +182,7 @@ class BlockPool:
             return
         if self._bus.wants(BlockWithdrawn):
             self._bus.publish(
-                BlockWithdrawn(time=self._bus.now(), block_id=block.block_id, block_hash=block.block_hash.hex())
+                BlockWithdrawn(time=self._bus.now(), block_id=block.block_id, block_hash=short_hash(block.block_hash))
             )
         del self._by_hash[block.block_hash]
         block.block_hash = None

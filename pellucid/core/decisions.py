@@ -22,11 +22,12 @@ from pellucid.observability.events import (
 
 
 class DecisionLog:
-    """Publishes on the bus; what is made per step, token or failed attempt, only when somebody reads it."""
+    """Publishes on the bus; what is made per token, only when somebody reads it."""
 
     def __init__(self, bus: EventBus, now: Callable[[], float]) -> None:
         self._bus = bus
         self._now = now
+        self._held_back: tuple[str, str, int] | None = None  # who waits at the head of the queue, and why, as told
 
     def arrived(self, request: Request) -> None:
         self._bus.publish(
@@ -35,13 +36,16 @@ class DecisionLog:
                 time=self._now(),
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_output_tokens=request.num_output_tokens,
+                max_num_tokens=request.max_num_tokens,
             )
         )
 
     def held_back(
         self, request: Request, step: int, limited_by: str, needed: int, num_free: int, num_reserved: int
     ) -> None:
-        if self._bus.wants(RequestHeldBack):
+        reason = (request.request_id, limited_by, needed)
+        if reason != self._held_back:
+            self._held_back = reason
             self._bus.publish(
                 RequestHeldBack(
                     request_id=request.request_id,
@@ -56,16 +60,16 @@ class DecisionLog:
 
     def admitted(self, request: Request, num_cached_tokens: int, ended_by: str) -> None:
         time_s = self._now()
-        if self._bus.wants(PrefixHit):
-            self._bus.publish(
-                PrefixHit(
-                    request_id=request.request_id,
-                    time=time_s,
-                    num_tokens=request.num_tokens,
-                    num_cached_tokens=num_cached_tokens,
-                    ended_by=ended_by,
-                )
+        self._held_back = None
+        self._bus.publish(
+            PrefixHit(
+                request_id=request.request_id,
+                time=time_s,
+                num_tokens=request.num_tokens,
+                num_cached_tokens=num_cached_tokens,
+                ended_by=ended_by,
             )
+        )
         self._bus.publish(
             RequestScheduled(request_id=request.request_id, time=time_s, num_cached_tokens=num_cached_tokens)
         )
@@ -91,7 +95,7 @@ class DecisionLog:
             )
         )
 
-    def scheduled(self, output: SchedulerOutput, num_waiting: int, num_free_blocks: int) -> None:
+    def scheduled(self, output: SchedulerOutput, num_running: int, num_waiting: int, num_free_blocks: int) -> None:
         if self._bus.wants(TokensScheduled):
             time_s = self._now()
             for share in output.requests:
@@ -105,17 +109,17 @@ class DecisionLog:
                         limited_by="" if share.samples else "token_budget",
                     )
                 )
-        if self._bus.wants(StepStarted):
-            self._bus.publish(
-                StepStarted(
-                    step=output.step,
-                    time=self._now(),
-                    request_ids=[share.request.request_id for share in output.requests],
-                    num_tokens=[share.num_tokens for share in output.requests],
-                    num_waiting=num_waiting,
-                    num_free_blocks=num_free_blocks,
-                )
+        self._bus.publish(
+            StepStarted(
+                step=output.step,
+                time=self._now(),
+                request_ids=[share.request.request_id for share in output.requests],
+                num_tokens=[share.num_tokens for share in output.requests],
+                num_running=num_running,
+                num_waiting=num_waiting,
+                num_free_blocks=num_free_blocks,
             )
+        )
 
     def sampled(self, request: Request, output: EngineCoreOutput, step: int) -> None:
         first = request.num_output_tokens - len(output.new_token_ids)

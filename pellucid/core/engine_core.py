@@ -9,12 +9,20 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pellucid.core.admission import check_value
-from pellucid.core.messages import EngineCoreOutput, EngineCoreOutputs, EngineCoreRequest, FinishReason, SchedulerStats
+from pellucid.core.messages import (
+    ControlAction,
+    EngineCoreOutput,
+    EngineCoreOutputs,
+    EngineCoreRequest,
+    FinishReason,
+    SchedulerStats,
+)
 from pellucid.core.preparation import Preparations
 from pellucid.core.scheduler import Scheduler
 from pellucid.core.scheduler_output import RunnerOutput, SampledRequest, SchedulerOutput
+from pellucid.core.snapshot import snapshot
 from pellucid.observability.bus import ALWAYS_PUBLISHED, EventBus
-from pellucid.observability.events import Event, RequestRefused, StepCompleted
+from pellucid.observability.events import Event, RequestRefused, SchedulingPaused, StepCompleted
 from pellucid.sampling.validate import SamplingLimits
 
 IDLE_WAIT_S = 0.005  # so long a step waits for a grammar where there is nothing else to do
@@ -59,16 +67,18 @@ class EngineCore:
         self._outputs: list[EngineCoreOutput] = []  # since the last step
         self._events: list[Event] = []
         self._news = False  # the world has not yet heard of the present stats
+        self._paused = False
+        self._single_steps = 0  # to be made although it is paused
         bus.subscribe(self._events.append, ALWAYS_PUBLISHED)
 
     def step(self) -> EngineCoreOutputs:
         """Advance every request that fits in a step; returns all that happened since the last one."""
-        begin = time.perf_counter()
+        time_s, begin = self.bus.now(), time.perf_counter()
         self._queue_prepared()
         self._outputs += self.scheduler.expire_deadlines()
-        scheduled = self.scheduler.schedule()  # who runs, how many tokens each
+        scheduled = self.scheduler.schedule() if self._may_schedule() else None  # who runs, how many tokens each
         if scheduled:
-            time_s, decided = self.bus.now(), time.perf_counter()
+            decided = time.perf_counter()
             sampled = self._execute(scheduled)  # one forward pass over the ragged batch
             computed = time.perf_counter()
             self._outputs += self.scheduler.update_from_output(scheduled, sampled)
@@ -78,9 +88,11 @@ class EngineCore:
                     time=time_s,
                     num_reqs=len(scheduled.requests),
                     num_tokens=scheduled.num_tokens,
+                    num_sampled=sum(len(result.token_ids) for result in sampled.requests),
                     schedule_s=decided - begin,
-                    execute_s=computed - decided,
-                    update_s=time.perf_counter() - computed,
+                    forward_s=computed - decided - sampled.sample_s,
+                    sample_s=sampled.sample_s,
+                    output_s=time.perf_counter() - computed,
                 )
             )
         return self._take_outputs()
@@ -109,12 +121,37 @@ class EngineCore:
         self._outputs = [output for output in self._outputs if output.request_id not in request_ids]  # a refusal
         self._news = True
 
+    def watch(self, detail: bool) -> None:
+        """Tell every event from now on, beginning with a snapshot; or only what is always told."""
+        self.bus.subscribe(self._events.append, None if detail else ALWAYS_PUBLISHED)
+        if detail:
+            self.bus.publish(snapshot(self.scheduler, self.bus.now(), self._paused))
+        self._news = True
+
+    def control(self, action: ControlAction) -> None:
+        """Stop scheduling, make one step, or go on. Requests arrive and leave all the same."""
+        if action is ControlAction.STEP:
+            self._single_steps += self._paused
+            return
+        paused, self._single_steps = action is ControlAction.PAUSE, 0
+        if paused != self._paused:
+            self._paused = paused
+            self.bus.publish(SchedulingPaused(time=self.bus.now(), paused=paused))
+            self._news = True
+
     def has_work(self) -> bool:
         """Would step() compute or tell something?"""
-        return self._news or self.scheduler.has_requests() or bool(self._preparations)
+        may_run = self.scheduler.has_requests() and (not self._paused or self._single_steps > 0)
+        return self._news or may_run or bool(self._preparations)
 
     def stats(self) -> SchedulerStats:
         return self.scheduler.stats()
+
+    def _may_schedule(self) -> bool:
+        if self._paused and self._single_steps:
+            self._single_steps -= 1
+            return True
+        return not self._paused
 
     def _execute(self, scheduled: SchedulerOutput) -> RunnerOutput:
         try:
@@ -130,6 +167,7 @@ class EngineCore:
         on its neighbours). In batch order, since a request may share blocks that an earlier one writes in this step.
         """
         results: list[SampledRequest] = []
+        sample_s = 0.0
         for index, share in enumerate(scheduled.requests):
             first = index == 0
             alone = SchedulerOutput(
@@ -140,11 +178,13 @@ class EngineCore:
                 finished_request_ids=scheduled.finished_request_ids if first else (),
             )
             try:
-                results += self._checked(alone, self.runner.execute(alone)).requests
+                output = self._checked(alone, self.runner.execute(alone))
+                results += output.requests
+                sample_s += output.sample_s
             except Exception as error:
                 logger.error("request %s broke the step: %s", share.request.request_id, describe_error(error))
                 results.append(SampledRequest(error=describe_error(error)))
-        return RunnerOutput(results)
+        return RunnerOutput(results, sample_s)
 
     @staticmethod
     def _checked(scheduled: SchedulerOutput, sampled: RunnerOutput) -> RunnerOutput:

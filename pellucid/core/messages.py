@@ -55,7 +55,25 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True, tag="shutdown"):
     """Finish nothing more; leave the step loop after the current step."""
 
 
-EngineInput = EngineCoreRequest | AbortRequests | Shutdown
+class Watch(msgspec.Struct, frozen=True, kw_only=True, tag="watch"):
+    """detail: from now on send every event, beginning with a snapshot; not detail: only those of ALWAYS_PUBLISHED."""
+
+    detail: bool
+
+
+class ControlAction(str, enum.Enum):
+    PAUSE = "pause"  # schedule nothing; requests still arrive and leave
+    STEP = "step"  # one step, then paused again
+    RESUME = "resume"
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True, tag="control"):
+    """An operator's hand on the scheduler."""
+
+    action: ControlAction
+
+
+EngineInput = EngineCoreRequest | AbortRequests | Watch | Control | Shutdown
 
 
 class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):

@@ -11,7 +11,7 @@ import hashlib
 import sys
 from array import array
 
-from pellucid.core.block_pool import BlockPool, KVCacheBlock
+from pellucid.core.block_pool import BlockPool, KVCacheBlock, short_hash
 from pellucid.core.request import Request
 from pellucid.observability.bus import EventBus
 from pellucid.observability.events import BlockCached
@@ -66,13 +66,15 @@ class PrefixCache:
         first, end = request.num_registered_blocks, num_tokens // self._block_size
         for index in range(first, end):
             block, key = self._pool.blocks[request.block_table[index]], self._hash(request, index)
-            if self._pool.register(block, key) and self._bus.wants(BlockCached):
+            parent = request.block_hashes[index - 1] if index else None
+            if self._pool.register(block, key, parent) and self._bus.wants(BlockCached):
                 self._bus.publish(
                     BlockCached(
                         request_id=request.request_id,
                         time=self._bus.now(),
                         block_id=block.block_id,
-                        block_hash=key.hex(),
+                        block_hash=short_hash(key),
+                        parent_hash=short_hash(parent) if parent else None,
                     )
                 )
         request.num_registered_blocks = max(first, end)

@@ -152,7 +152,7 @@ class Scheduler:
         finished, self._finished_request_ids = self._finished_request_ids, []
         preempted, self._preempted = self._preempted, []
         output = SchedulerOutput(self.step, scheduled, self._num_scheduled_tokens, preempted, finished)
-        self._log.scheduled(output, len(self.waiting), self.kv.num_free_blocks)
+        self._log.scheduled(output, len(self.running), len(self.waiting), self.kv.num_free_blocks)
         return output
 
     def _schedule_running(self, scheduled: list[ScheduledRequest]) -> int:

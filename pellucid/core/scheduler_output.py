@@ -63,6 +63,7 @@ class SampledRequest(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class RunnerOutput:
-    """One entry per scheduled request, in the same order."""
+    """One entry per scheduled request, in the same order. sample_s: of the time it took, what sampling took."""
 
     requests: Sequence[SampledRequest]
+    sample_s: float = 0.0

@@ -29,6 +29,7 @@ from pellucid.loader.model_files import ModelFiles
 from pellucid.loader.resolve import resolve_model
 from pellucid.models.config import ModelConfig
 from pellucid.observability.bus import EventBus
+from pellucid.observability.event_log import attach_event_log
 from pellucid.runner import kv_memory
 from pellucid.structured.compiler import COMPILE_TIMEOUT_S, GrammarCompiler
 from pellucid.structured.rules import OutputRules, needs_rules
@@ -221,6 +222,7 @@ class LoadedModel:
         progress("warming up")
         runner.warm_up(plan.num_blocks, plan.block_size, num_tokens=min(16, self.step_tokens), num_reqs=1)
         bus = EventBus()
+        attach_event_log(bus, config.log_level)
         kv = KVCacheManager(plan.num_blocks, plan.block_size, config.enable_prefix_caching, bus)
         scheduler = Scheduler(SchedulerConfig(config.max_num_seqs, self.step_tokens, plan.max_model_len), kv, bus)
         preparations = rule_preparations(self.files, self.model.config)

@@ -6,7 +6,7 @@ import enum
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from pellucid.core.messages import EngineCoreOutput, EngineCoreRequest, EngineReady, SchedulerStats
+from pellucid.core.messages import ControlAction, EngineCoreOutput, EngineCoreRequest, EngineReady, SchedulerStats
 from pellucid.observability.events import Event
 
 
@@ -47,6 +47,17 @@ class EngineClient(ABC):
     @abstractmethod
     def abort(self, request_ids: Sequence[str]) -> None:
         """Stop these; a request that is already gone is no error. The sink is not called again."""
+
+    @abstractmethod
+    def watch(self, detail: bool) -> None:
+        """Have `on_events` told every event, each time beginning with a snapshot; or only what is always told.
+
+        Holds over engines: a new one is asked for the same.
+        """
+
+    @abstractmethod
+    def control(self, action: ControlAction) -> None:
+        """Pause the scheduler, make a single step, or go on; nothing where there is no engine."""
 
     @abstractmethod
     async def shutdown(self) -> None:

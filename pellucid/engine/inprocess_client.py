@@ -5,21 +5,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 from pellucid.config import EngineConfig
 from pellucid.core.messages import (
     AbortRequests,
+    Control,
+    ControlAction,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineInput,
     EngineLoading,
     Shutdown,
+    Watch,
 )
 from pellucid.engine.client import EngineState, OutputSink
 from pellucid.engine.dispatch import DispatchingClient
 from pellucid.engine.in_flight import InFlightRequests
 from pellucid.engine.loop import DEFAULT_BUILDER, Builder, EngineLoop, describe_error, load_builder
+from pellucid.observability.events import EngineStarted
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +44,7 @@ class InProcessEngineClient(DispatchingClient):
         self._thread: threading.Thread | None = None
         self._step_loop: EngineLoop | None = None
         self._stopping = False
+        self._watches_detail = False
 
     def _begin(self) -> None:
         self._event_loop = asyncio.get_running_loop()
@@ -55,6 +61,13 @@ class InProcessEngineClient(DispatchingClient):
     def abort(self, request_ids: Sequence[str]) -> None:
         if known := self._in_flight.remove(request_ids):
             self._put(AbortRequests(request_ids=known))
+
+    def watch(self, detail: bool) -> None:
+        self._watches_detail = detail
+        self._put(Watch(detail=detail))
+
+    def control(self, action: ControlAction) -> None:
+        self._put(Control(action=action))
 
     async def shutdown(self) -> None:
         self._stopping = True
@@ -75,6 +88,7 @@ class InProcessEngineClient(DispatchingClient):
     # on the engine's thread ------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        begun = time.monotonic()
         try:
             build = self._builder or load_builder(DEFAULT_BUILDER)  # this imports torch
             core, ready = build(self._config, self._on_progress)
@@ -89,6 +103,9 @@ class InProcessEngineClient(DispatchingClient):
             if self._stopping:
                 step_loop.inbox.put(Shutdown())
             self._became_ready(ready)
+            self._tell([EngineStarted(time=time.time(), num_restarts=0, load_s=time.monotonic() - begun)])
+            if self._watches_detail:
+                self.watch(True)
             self._send_sendable()
 
         self._call_soon(take_over)

@@ -13,6 +13,8 @@ import msgspec
 
 from pellucid.core.messages import (
     AbortRequests,
+    Control,
+    ControlAction,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -20,6 +22,7 @@ from pellucid.core.messages import (
     EngineReady,
     FinishReason,
     Shutdown,
+    Watch,
 )
 
 logger = logging.getLogger(__name__)
@@ -33,6 +36,12 @@ class Core(Protocol):
 
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         """Drop these and free what they hold; unknown ids are no error."""
+
+    def watch(self, detail: bool) -> None:
+        """Tell every event from now on, beginning with a snapshot; or only what is always told."""
+
+    def control(self, action: ControlAction) -> None:
+        """Pause, make a single step, or go on."""
 
     def has_work(self) -> bool:
         """Whether a step would have anything to do or to tell."""
@@ -94,6 +103,10 @@ class EngineLoop:
                 return None
             if isinstance(message, AbortRequests):
                 self._core.abort_requests(message.request_ids)
+            elif isinstance(message, Watch):
+                self._core.watch(message.detail)
+            elif isinstance(message, Control):
+                self._core.control(message.action)
             elif message is not None and (refusal := self._add(message)) is not None:
                 refused.append(refusal)
             try:

@@ -30,6 +30,7 @@ from pellucid.core.messages import (
 )
 from pellucid.engine.loop import DEFAULT_BUILDER, EngineLoop, describe_error, load_builder
 from pellucid.engine.wire import Configure, FromEngine, WireError, encode_frame, engine_side_reader
+from pellucid.observability.event_log import set_log_level
 
 HEARTBEAT_INTERVAL_S = 0.2
 
@@ -90,6 +91,7 @@ def _run(line: FrontEndLine, builder_name: str) -> None:
     if not isinstance(first, Configure):
         raise WireError(f"the first message must be Configure, not {type(first).__name__}")
     line.send(EngineLoading(stage="importing", fraction=0.0))
+    set_log_level(first.config.log_level)
     build = load_builder(builder_name)
     core, ready = build(first.config, line.send)
     loop = EngineLoop(core, line.send)

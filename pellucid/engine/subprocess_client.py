@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 from pellucid.config import EngineConfig
 from pellucid.core.messages import (
     AbortRequests,
+    Control,
+    ControlAction,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineFailed,
@@ -21,6 +23,7 @@ from pellucid.core.messages import (
     EngineLoading,
     EngineReady,
     SchedulerStats,
+    Watch,
 )
 from pellucid.engine.client import EngineState, OutputSink
 from pellucid.engine.dispatch import DispatchingClient
@@ -55,6 +58,7 @@ class SubprocessEngineClient(DispatchingClient):
         self._earlier = SchedulerStats()  # counters of the engines that are gone
         self._task: asyncio.Task[None] | None = None
         self._stopping = False
+        self._watches_detail = False
         self._num_restarts = 0
         self._spawned_at = 0.0  # time.monotonic()
 
@@ -75,6 +79,15 @@ class SubprocessEngineClient(DispatchingClient):
         if known and self._process is not None:
             self._process.send(AbortRequests(request_ids=known))
         self._send_sendable()  # a suspect that goes makes room for the next
+
+    def watch(self, detail: bool) -> None:
+        self._watches_detail = detail
+        if self._process is not None and self._is_taking:
+            self._process.send(Watch(detail=detail))
+
+    def control(self, action: ControlAction) -> None:
+        if self._process is not None and self._is_taking:
+            self._process.send(Control(action=action))
 
     async def shutdown(self) -> None:
         self._stopping = True
@@ -190,6 +203,8 @@ class SubprocessEngineClient(DispatchingClient):
         self._became_ready(ready)
         load_s = time.monotonic() - self._spawned_at
         self._tell([EngineStarted(time=time.time(), num_restarts=self._num_restarts, load_s=load_s)])
+        if self._watches_detail:
+            self.watch(True)
         self._send_sendable()
 
     def _on_outputs(self, message: EngineCoreOutputs) -> None:

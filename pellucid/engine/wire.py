@@ -15,6 +15,7 @@ import msgspec
 from pellucid.config import EngineConfig
 from pellucid.core.messages import (
     AbortRequests,
+    Control,
     EngineCoreOutputs,
     EngineCoreRequest,
     EngineFailed,
@@ -22,6 +23,7 @@ from pellucid.core.messages import (
     EngineLoading,
     EngineReady,
     Shutdown,
+    Watch,
 )
 
 MAX_FRAME_BYTES = 256 * 1024 * 1024  # prompt_logprobs of a 100K-token prompt with 20 alternatives stay well below
@@ -37,7 +39,7 @@ class Configure(msgspec.Struct, frozen=True, kw_only=True, tag="configure"):
     config: EngineConfig
 
 
-ToEngine = Configure | EngineCoreRequest | AbortRequests | Shutdown
+ToEngine = Configure | EngineCoreRequest | AbortRequests | Watch | Control | Shutdown
 FromEngine = EngineCoreOutputs | EngineReady | EngineLoading | EngineFailed | EngineHeartbeat
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -23,11 +23,10 @@ from pellucid.frontend.outputs import EngineUnavailableError, QueueFullError
 from pellucid.frontend.request_stream import ActiveRequest, RequestStream
 from pellucid.frontend.requests import PreparedRequest, RequestPreparer
 from pellucid.frontend.tokenizer import Tokenizer
+from pellucid.frontend.watchers import Watchers
 from pellucid.loader.resolve import resolve_model
 from pellucid.observability.events import Event
 from pellucid.sampling.params import SamplingParams, StructuredOutputsParams
-
-EventListener = Callable[[Sequence[Event], SchedulerStats], None]
 
 MAX_UNREAD_TOKENS = 1 << 16
 
@@ -56,7 +55,7 @@ class AsyncLLM:
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
-        self.event_listeners: list[EventListener] = []  # called with every step's events, before its outputs
+        self.watchers = Watchers(client)
         if eos_token_ids is None:
             eos_token_ids = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self._eos_token_ids = tuple(eos_token_ids)
@@ -230,6 +229,10 @@ class AsyncLLM:
         )
         return self.generate(token_ids, params, **options)
 
+    def publish(self, event: Event) -> None:
+        """Tell those who read along something that happened on this side of the engine."""
+        self.watchers.tell([event], self.client.stats)
+
     def abort(self, request_id: str) -> None:
         """Stop a request from outside; its stream ends with FinishReason.ABORT. One that is gone is no error."""
         request = self._requests.get(request_id)
@@ -292,5 +295,4 @@ class AsyncLLM:
             request = self._children.get(getattr(event, "request_id", ""))
             if request is not None:
                 request.processor.on_event(event)
-        for listener in self.event_listeners:
-            listener(events, stats)
+        self.watchers.tell(events, stats)

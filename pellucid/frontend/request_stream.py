@@ -132,6 +132,11 @@ class RequestStream:
         return self._request.processor.prepared.prompt_token_ids
 
     @property
+    def engine_request_ids(self) -> list[str]:
+        """As the engine's events name them, one per continuation."""
+        return [child.value.request_id for child in self._request.processor.prepared.children]
+
+    @property
     def seeds(self) -> list[int]:
         """One per continuation, known from the start."""
         return [child.seed for child in self._request.processor.prepared.children]

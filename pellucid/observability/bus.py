@@ -8,19 +8,39 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from pellucid.observability.events import (
+    BlockEvicted,
+    EngineSnapshot,
     Event,
+    PrefixHit,
     RequestArrived,
     RequestFinished,
+    RequestHeldBack,
     RequestPreempted,
     RequestRefused,
     RequestScheduled,
+    SchedulingPaused,
     StepCompleted,
+    StepStarted,
 )
 
 logger = logging.getLogger(__name__)
 
+# What a request's story needs: a few per request, two per step. The others, per token and per block, are for watchers.
 ALWAYS_PUBLISHED: frozenset[type] = frozenset(
-    {RequestArrived, RequestRefused, RequestScheduled, RequestPreempted, RequestFinished, StepCompleted}
+    {
+        RequestArrived,
+        RequestRefused,
+        RequestHeldBack,
+        PrefixHit,
+        RequestScheduled,
+        RequestPreempted,
+        RequestFinished,
+        StepStarted,
+        StepCompleted,
+        BlockEvicted,
+        SchedulingPaused,
+        EngineSnapshot,
+    }
 )
 
 Subscriber = Callable[[Event], None]
@@ -29,8 +49,8 @@ Subscriber = Callable[[Event], None]
 class EventBus:
     """Events go to a ring buffer of the last `capacity` and, at once and in the publisher's thread, to subscribers.
 
-    A publisher asks `wants(kind)` before it makes an event that costs something; the kinds of ALWAYS_PUBLISHED are few
-    (none is made per token or per block) and need no asking. One thread publishes; any thread may subscribe or read.
+    A publisher asks `wants(kind)` before it makes an event of a kind that is not among ALWAYS_PUBLISHED. One thread
+    publishes; any thread may subscribe or read.
     now: the clock of the events' `time`.
     """
 

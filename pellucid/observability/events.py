@@ -1,7 +1,8 @@
 """Every decision the engine makes, as one typed event. Logs, metrics, traces and pages read these and nothing else.
 
 `time` is seconds of time.time() when it happened. Which of them are always published, and which only when somebody
-asked for them, is said in `pellucid.observability.bus`.
+asked for them, is said in `pellucid.observability.bus`. The hash of a block is written as the first eight of its bytes,
+in hexadecimal: enough to tell blocks apart. No event holds text or token ids of a prompt.
 """
 
 from __future__ import annotations
@@ -11,25 +12,45 @@ import msgspec
 # a request's life ---------------------------------------------------------------------------------------------------
 
 
+class RequestSubmitted(msgspec.Struct, frozen=True, kw_only=True, tag="submitted"):
+    """The front door handed a caller's request to the engine, as one request for each continuation.
+
+    request_id: as in the caller's response. http_request_id: its x-request-id header.
+    """
+
+    request_id: str
+    time: float
+    http_request_id: str
+    engine_request_ids: list[str]
+
+
 class RequestArrived(msgspec.Struct, frozen=True, kw_only=True, tag="arrived"):
-    """The engine took the request: it waits. num_output_tokens > 0: it is continued after an engine was lost."""
+    """The engine took the request: it waits. num_output_tokens > 0: it is continued after an engine was lost.
+
+    max_num_tokens: prompt and output together can become no longer.
+    """
 
     request_id: str
     time: float
     num_prompt_tokens: int
     num_output_tokens: int = 0
+    max_num_tokens: int = 0
 
 
 class RequestRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
-    """The engine did not take the request; the reason is what the caller reads."""
+    """A request was not taken, by the engine or before it at the front door; the reason is what the caller reads.
+
+    A request that is refused before it has an id of its own goes by its x-request-id. by: "engine" or "front door".
+    """
 
     request_id: str
     time: float
     reason: str
+    by: str = "engine"
 
 
 class RequestHeldBack(msgspec.Struct, frozen=True, kw_only=True, tag="held_back"):
-    """The request at the head of the queue could not join this step.
+    """The request at the head of the queue could not join this step; told once, until the reason changes.
 
     limited_by: "max_num_seqs", "token_budget", "kv_blocks", or "preemption" (a step that preempts admits nobody).
     needed_blocks counts what it would take from the pool; num_reserved_blocks is what running requests keep for growth.
@@ -110,6 +131,7 @@ class StepStarted(msgspec.Struct, frozen=True, kw_only=True, tag="step_started")
     time: float
     request_ids: list[str]
     num_tokens: list[int]
+    num_running: int
     num_waiting: int
     num_free_blocks: int
 
@@ -125,15 +147,25 @@ class TokenSampled(msgspec.Struct, frozen=True, kw_only=True, tag="token_sampled
 
 
 class StepCompleted(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
-    """A step is computed and accounted for, and how long each part took."""
+    """A step is computed and accounted for, and how long each part took, one after another.
+
+    schedule: who runs. forward: the batch as tensors and the model. sample: logits to tokens. output: accounting for
+    them. Where the forward pass runs behind Python's back (on a GPU), sampling waits for it and is charged with it.
+    """
 
     step: int
     time: float  # at its start
     num_reqs: int
     num_tokens: int
+    num_sampled: int  # tokens that came out
     schedule_s: float
-    execute_s: float
-    update_s: float
+    forward_s: float
+    sample_s: float
+    output_s: float
+
+    @property
+    def duration_s(self) -> float:
+        return self.schedule_s + self.forward_s + self.sample_s + self.output_s
 
 
 # the KV pool -------------------------------------------------------------------------------------------------------
@@ -157,12 +189,13 @@ class BlocksFreed(msgspec.Struct, frozen=True, kw_only=True, tag="blocks_freed")
 
 
 class BlockCached(msgspec.Struct, frozen=True, kw_only=True, tag="block_cached"):
-    """A full block can be found by others from now on. block_hash: hexadecimal."""
+    """A full block can be found by others from now on. parent_hash: of the block before it; None for a first one."""
 
     request_id: str
     time: float
     block_id: int
     block_hash: str
+    parent_hash: str | None = None
 
 
 class BlockEvicted(msgspec.Struct, frozen=True, kw_only=True, tag="block_evicted"):
@@ -209,8 +242,62 @@ class RequestReplayed(msgspec.Struct, frozen=True, kw_only=True, tag="replayed")
     num_output_tokens: int
 
 
+class SchedulingPaused(msgspec.Struct, frozen=True, kw_only=True, tag="paused"):
+    """An operator stopped the scheduler (paused) or let it go on. A paused one makes single steps on demand."""
+
+    time: float
+    paused: bool
+
+
+# the whole at once ---------------------------------------------------------------------------------------------------
+
+
+class RequestState(msgspec.Struct, frozen=True, kw_only=True):
+    """A request as it stands. status: "waiting", "preempted" or "running"."""
+
+    request_id: str
+    status: str
+    arrival_time: float
+    num_prompt_tokens: int
+    num_tokens: int  # prompt and output
+    max_num_tokens: int
+    num_computed_tokens: int
+    num_cached_tokens: int
+    block_ids: list[int]
+
+
+class CachedBlock(msgspec.Struct, frozen=True, kw_only=True):
+    """A block that the prefix cache can find. ref_cnt: how many requests hold it; 0: it may be evicted."""
+
+    block_id: int
+    block_hash: str
+    parent_hash: str | None
+    num_hits: int  # how often it was given to a request since it was cached
+    ref_cnt: int
+
+
+class EngineSnapshot(msgspec.Struct, frozen=True, kw_only=True, tag="snapshot"):
+    """Everything as it stands, told to one who begins to watch; the events after it carry it on.
+
+    requests: running ones in order, then the queue. cached_blocks: those that can be evicted, next one first, then
+    those in use. Counters are since the engine's start.
+    """
+
+    time: float
+    step: int
+    paused: bool
+    num_blocks: int
+    block_size: int
+    requests: list[RequestState]
+    cached_blocks: list[CachedBlock]
+    num_evictions: int
+    prefix_cache_queries: int  # tokens
+    prefix_cache_hits: int
+
+
 Event = (
-    RequestArrived
+    RequestSubmitted
+    | RequestArrived
     | RequestRefused
     | RequestHeldBack
     | PrefixHit
@@ -229,4 +316,6 @@ Event = (
     | EngineStarted
     | EngineDied
     | RequestReplayed
+    | SchedulingPaused
+    | EngineSnapshot
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -70,10 +71,12 @@ class ModelRunner:
             pooled = self._pooler(self._model, hidden, batch, shares)
         else:
             logits = self._forward(batch)
+        computed = time.perf_counter()
         self._masks.wait()
         sampled = self._sampler.sample(logits, [one.sampling_state() for one in kept])
         tokens = dict(zip(sampling, sampled, strict=True))
-        return RunnerOutput([_result(tokens.get(i), prompt_logprobs.get(i), pooled.get(i)) for i in range(len(shares))])
+        results = [_result(tokens.get(i), prompt_logprobs.get(i), pooled.get(i)) for i in range(len(shares))]
+        return RunnerOutput(results, sample_s=time.perf_counter() - computed)
 
     @torch.inference_mode()
     def warm_up(self, num_blocks: int, block_size: int, num_tokens: int, num_reqs: int) -> None:

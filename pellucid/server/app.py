@@ -10,6 +10,8 @@ from starlette.responses import Response
 
 from pellucid.server import (
     anthropic_messages,
+    engine_room,
+    explanations,
     models,
     openai_chat,
     openai_completions,
@@ -39,6 +41,8 @@ ROUTES = (
     tokenization,
     models,
     operations,
+    explanations,
+    engine_room,
 )
 
 
@@ -54,11 +58,13 @@ def build_app(state: ServerState) -> FastAPI:
 
     options = state.options  # the last one added is the outermost
     app.add_middleware(BodyLimit, max_bytes=options.max_body_bytes, timeout_s=options.body_timeout_s)
-    app.add_middleware(ApiKeyAuth, api_keys=options.api_keys)
+    open_paths = {"/health", *(engine_room.assets() if options.ui else ())}
+    app.add_middleware(ApiKeyAuth, api_keys=options.api_keys, open_paths=open_paths)
     app.add_middleware(
         RequestContext,
         access_log=sys.stderr if options.access_log else None,
         request_log=RequestLog(options.request_log, options.request_log_content) if options.request_log else None,
+        spans=state.observers.spans,
     )
     return app
 

@@ -25,6 +25,7 @@ from pellucid.observability.metrics import Metrics
 from pellucid.server.app import build_app
 from pellucid.server.errors import ApiError, shorten, unknown_url, unsupported
 from pellucid.server.loading import load_llm, served_names
+from pellucid.server.observers import Observers
 from pellucid.server.options import ServerOptions
 from pellucid.server.state import ServerState
 
@@ -249,7 +250,8 @@ async def run_batch(
         if num_before < len(ids):
             options = ServerOptions(max_queue=1 << 30, request_timeout_s=None, response_store="none")
             model_name, aliases = served_names(config)
-            state = ServerState(options, model_name, Metrics(model_name), aliases)
+            metrics = Metrics(model_name)
+            state = ServerState(options, model_name, metrics, Observers(options, metrics, config.log_level), aliases)
             llm = await load(config, options, show)
             try:
                 state.attach(llm)

@@ -17,12 +17,15 @@ from pellucid.frontend.outputs import (
     ContextLengthExceededError,
     QueueFullError,
     RequestError,
+    RequestMetrics,
     RequestOutput,
 )
+from pellucid.observability.events import RequestRefused, RequestSubmitted
 from pellucid.observability.metrics import Metrics
+from pellucid.observability.otel import RequestSpan
 from pellucid.sampling.params import SamplingParams
 from pellucid.sampling.validate import InvalidParameterError
-from pellucid.server.errors import context_length_exceeded, from_request_error, invalid, unavailable
+from pellucid.server.errors import ApiError, context_length_exceeded, from_request_error, invalid, unavailable
 from pellucid.server.middleware.context import RequestRecord
 
 
@@ -36,6 +39,13 @@ class Submission:
     priority: int = 0
     cache_salt: str | None = None
     pooling: Pooling | None = None
+
+    @property
+    def operation(self) -> str:
+        """As the semantic conventions for generative AI call it."""
+        if self.pooling is not None:
+            return "embeddings"
+        return "text_completion" if self.param == "prompt" else "chat"
 
 
 def submit(
@@ -61,16 +71,30 @@ def submit(
     except Exception as error:
         for stream in streams:
             llm.abort(stream.request_id)
-        raise _refusal(error, submission.param, metrics) from error
-    return Generation(request_id, streams, submission.params, metrics, record)
+        refusal = _refused(error, submission.param, llm, metrics, record)
+        if record.send_span is not None and isinstance(refusal, ApiError):
+            now, kind = time.time(), refusal.code or refusal.type
+            record.send_span(
+                RequestSpan(submission.operation, request_id, now, now, error_type=kind, error=refusal.message)
+            )
+        raise refusal from error
+    llm.publish(
+        RequestSubmitted(
+            request_id=request_id,
+            time=time.time(),
+            http_request_id=record.request_id,
+            engine_request_ids=[engine_id for stream in streams for engine_id in stream.engine_request_ids],
+        )
+    )
+    return Generation(request_id, streams, submission, metrics, record)
 
 
-def check_admission(llm: AsyncLLM, metrics: Metrics) -> None:
+def check_admission(llm: AsyncLLM, metrics: Metrics, record: RequestRecord) -> None:
     """Raises ApiError where a request would be refused now; for before its body is read."""
     try:
         llm.check_admission()
     except RequestError as error:
-        raise _refusal(error, "", metrics) from error
+        raise _refused(error, "", llm, metrics, record) from error
 
 
 def _check_fits(llm: AsyncLLM, prompt: list[int]) -> None:
@@ -79,6 +103,14 @@ def _check_fits(llm: AsyncLLM, prompt: list[int]) -> None:
         capacity = ready.num_blocks * ready.block_size
         if capacity < len(prompt) < ready.max_model_len:
             raise ContextLengthExceededError(len(prompt), capacity)
+
+
+def _refused(error: Exception, param: str, llm: AsyncLLM, metrics: Metrics, record: RequestRecord) -> Exception:
+    """Tell those who read along, and return what the client gets."""
+    if isinstance(error, RequestError | ValueError):
+        reason = str(error)
+        llm.publish(RequestRefused(request_id=record.request_id, time=time.time(), reason=reason, by="front door"))
+    return _refusal(error, param, metrics)
 
 
 def _refusal(error: Exception, param: str, metrics: Metrics) -> Exception:
@@ -117,13 +149,18 @@ class Generation:
         self,
         request_id: str,
         streams: list[RequestStream],
-        params: SamplingParams,
+        submission: Submission,
         metrics: Metrics,
         record: RequestRecord,
     ) -> None:
+        params = submission.params
         self.request_id = request_id
         self.streams = streams
         self.num_choices = params.n
+        self._submission = submission
+        self._started_at = time.time()
+        self._times: list[RequestMetrics] = []  # of the prompts that came to their end
+        self._is_closed = False
         self._metrics = metrics
         self._record = record
         self._progress = [_Progress(params.n) for _ in streams]
@@ -183,6 +220,31 @@ class Generation:
                 progress.finished = True
                 for choice in range(self.num_choices):
                     self._finish_choice(progress, choice, reason)
+        if not self._is_closed:
+            self._is_closed = True
+            self._send_span()
+
+    def _send_span(self) -> None:
+        if self._record.send_span is None:
+            return
+        reasons = [reason for progress in self._progress for reason in progress.reasons.values()]
+        bad = next((reason for reason in reasons if reason in ("error", "abort")), "")
+        self._record.send_span(
+            RequestSpan(
+                operation=self._submission.operation,
+                request_id=self.request_id,
+                start=min([self._started_at, *(times.arrival_time for times in self._times)]),
+                end=time.time(),
+                params=self._submission.params,
+                num_input_tokens=sum(len(stream.prompt_token_ids) for stream in self.streams),
+                num_output_tokens=sum(progress.num_tokens for progress in self._progress),
+                num_cached_tokens=sum(progress.num_cached_tokens for progress in self._progress),
+                finish_reasons=reasons,
+                error_type=bad,
+                error={"error": "the engine failed it", "abort": "the client left"}.get(bad, ""),
+                times=self._times,
+            )
+        )
 
     def _account(self, index: int, output: RequestOutput) -> None:
         progress = self._progress[index]
@@ -204,6 +266,7 @@ class Generation:
             progress.finished = True
             self._record.num_output_tokens += progress.num_tokens
             self._record.num_cached_tokens += progress.num_cached_tokens
+            self._times.append(output.metrics)
             self._metrics.on_finished(self.num_choices, progress.num_tokens, output.num_cached_tokens, output.metrics)
 
     def _finish_choice(self, progress: _Progress, choice: int, reason: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -36,6 +37,11 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     access_log: bool = False  # one line of JSON a request on stderr, without content
     request_log: str = ""  # the same in a file; "": none
     request_log_content: bool = False  # in it the bodies, too
+    ui: bool = True  # the engine room at /ui
+    ui_control: bool = False  # it may pause and step the scheduler, for everybody
+    trace_file: str | None = None  # where to write a Chrome trace of everything that happens
+    otlp_traces_endpoint: str | None = None  # URL that OpenTelemetry spans are posted to
+    trace_max_bytes: int = 1 << 30  # it grows no larger
 
 
 class OptionsError(ValueError):
@@ -68,6 +74,15 @@ def check_options(options: ServerOptions) -> None:
     for name, known in (("tool_call_parser", TOOL_FORMATS), ("reasoning_parser", REASONING_FORMATS)):
         if (value := getattr(options, name)) not in (AUTO, NONE, *known):
             raise OptionsError(f"{name}={value} is not known; there are {AUTO}, {NONE}, {', '.join(known)}")
+    if options.ui_control and not options.ui:
+        raise OptionsError("ui_control without ui controls nothing: leave out --no-ui, or --ui-control")
+    if options.otlp_traces_endpoint is not None and not _is_http_url(options.otlp_traces_endpoint):
+        raise OptionsError(
+            f"otlp_traces_endpoint={options.otlp_traces_endpoint} is no URL; write for example "
+            "http://localhost:4318/v1/traces"
+        )
+    if options.trace_max_bytes < 1 << 16:
+        raise OptionsError(f"trace_max_bytes={options.trace_max_bytes} holds no trace; it must be at least 64KiB")
     for name in ("request_timeout_s", "shutdown_timeout_s", "write_timeout_s", "body_timeout_s", "ping_interval_s"):
         value = getattr(options, name)
         if value is not None and not 0 <= value < 1e9:
@@ -77,6 +92,14 @@ def check_options(options: ServerOptions) -> None:
             f"host={options.host} can be reached from other machines and no API key is set: give --api-key KEY, "
             "or --allow-unauthenticated if everyone who can reach this port may use it"
         )
+
+
+def _is_http_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def is_loopback(host: str) -> bool:

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from pellucid import __version__
 from pellucid.server.generation import check_admission
+from pellucid.server.middleware.context import record_of
 from pellucid.server.schemas.common import ErrorResponse
 from pellucid.server.state import ServerState
 from pellucid.server.validation import read_body
@@ -51,7 +52,7 @@ def add_post(
 
     async def endpoint(request: Request) -> Response:
         if generates:
-            check_admission(state.engine(), state.metrics)
+            check_admission(state.engine(), state.metrics, record_of(request.scope))
         loaded = await asyncio.to_thread(model.load) if isinstance(model, LazyModel) else model
         return await handler(state, request, await read_body(request, loaded, max_depth=max_depth))
 

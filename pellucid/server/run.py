@@ -15,11 +15,13 @@ import uvicorn
 from pellucid.config import EngineConfig
 from pellucid.engine.client import EngineState
 from pellucid.frontend.async_llm import AsyncLLM
+from pellucid.observability.event_log import set_log_level
 from pellucid.observability.metrics import Metrics
 from pellucid.server.app import build_app
 from pellucid.server.http_protocol import limited_protocol
 from pellucid.server.listen import BACKLOG, bind, url_of
 from pellucid.server.loading import load_llm, served_names
+from pellucid.server.observers import Observers
 from pellucid.server.options import ServerOptions, check_options
 from pellucid.server.state import ServerState
 from pellucid.server.terminal import ProgressLine, greeting
@@ -36,6 +38,7 @@ def serve(config: EngineConfig, options: ServerOptions, *, load: Loader = load_l
     Raises OptionsError and ListenError before anything is loaded. load: makes the AsyncLLM (tests bring their own).
     """
     check_options(options)
+    set_log_level(config.log_level)
     sock = bind(options)
     try:
         server = Server(config, options, sock, load)
@@ -53,7 +56,9 @@ class Server:
         self._options = options
         self._sock = sock
         self._load = load
-        self._state = ServerState(options, model_name, Metrics(model_name), aliases)
+        metrics = Metrics(model_name)
+        self._observers = Observers(options, metrics, config.log_level, sock.getsockname()[1])
+        self._state = ServerState(options, model_name, metrics, self._observers, aliases)
         self._http = _HttpServer(_uvicorn_config(self._state))
         self._stopping = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -70,6 +75,7 @@ class Server:
             finally:
                 await asyncio.gather(*starting, return_exceptions=True)
                 await self._end(http)
+                self._observers.close()
 
     async def _live(self, http: asyncio.Task[None]) -> int:
         """Load, then serve until told to stop or until the engine is beyond help. Returns the exit code."""
@@ -83,7 +89,8 @@ class Server:
             ready = self._state.ready
             for warning in self._state.formats.warnings:
                 print(f"warning: {warning}", file=sys.stderr, flush=True)
-            print(greeting(url_of(self._sock), self._state.model_name, ready, bool(self._options.api_keys)), flush=True)
+            url, options = url_of(self._sock), self._options
+            print(greeting(url, self._state.model_name, ready, bool(options.api_keys), options.ui), flush=True)
             failing = asyncio.create_task(self._engine_failed())
             await asyncio.wait({failing, stopping, http}, return_when=asyncio.FIRST_COMPLETED)
             if failing.done() and not stopping.done():

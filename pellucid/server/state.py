@@ -15,6 +15,7 @@ from pellucid.frontend.parsing.formats import AnswerFormats, find_formats
 from pellucid.observability.metrics import Metrics, cache_config_labels
 from pellucid.server.errors import model_not_found, unavailable
 from pellucid.server.logprobs import TokenTexts
+from pellucid.server.observers import Observers
 from pellucid.server.options import ServerOptions
 
 Hook = Callable[[], Awaitable[None]]
@@ -31,11 +32,13 @@ class ServerState:
     options: ServerOptions
     model_name: str
     metrics: Metrics
+    observers: Observers
     aliases: frozenset[str] = frozenset()
     llm: AsyncLLM | None = None
     progress: str = "starting"
     draining: bool = False
     unknown_fields: set[str] = field(default_factory=set)  # of the open dialects; each is logged once
+    num_engine_streams: int = 0  # pages that watch the engine now
     created: int = field(default_factory=lambda: int(time.time()))
     on_start: list[Hook] = field(default_factory=list)  # once the port is taken; beside the loading of the model
     on_end: list[Hook] = field(default_factory=list)  # once the engine has ended what ran
@@ -46,7 +49,7 @@ class ServerState:
         """From here on requests can be taken (as soon as the engine is ready)."""
         self.llm = llm
         self.metrics.count_waiting = lambda: llm.num_waiting
-        llm.event_listeners.append(self.metrics.on_events)
+        llm.watchers.listeners.append(self.observers.on_events)
         self._texts = TokenTexts(llm.tokenizer.token_bytes)
         options = self.options
         self.formats = find_formats(llm.tokenizer, options.tool_call_parser, options.reasoning_parser)

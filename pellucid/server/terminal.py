@@ -37,7 +37,7 @@ class ProgressLine:
         self._out.flush()
 
 
-def greeting(url: str, model_name: str, ready: EngineReady, asks_for_key: bool) -> str:
+def greeting(url: str, model_name: str, ready: EngineReady, asks_for_key: bool, has_ui: bool = False) -> str:
     """Ends with a command that works as it stands."""
     body = {"model": model_name, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
     key = " -H 'Authorization: Bearer YOUR_KEY'" if asks_for_key else ""
@@ -47,6 +47,7 @@ def greeting(url: str, model_name: str, ready: EngineReady, asks_for_key: bool) 
             f"pellucid {__version__} serves {model_name} at {url}",
             f"  {ready.device}, {ready.dtype}, {ready.kernels} kernels; context {ready.max_model_len}, "
             f"{ready.num_blocks} KV blocks of {ready.block_size}, up to {ready.max_num_seqs} requests at a time",
+            *([f"  watch it work, and chat: {url}/ui"] if has_ui else []),
             "",
             f"  {curl}",
         ]

@@ -12,11 +12,13 @@ from pellucid.core.engine_core import describe_error
 from pellucid.core.messages import EngineCoreOutputs, EngineCoreRequest, FinishReason
 from pellucid.core.scheduler_output import RunnerOutput, SchedulerOutput
 from pellucid.observability.events import (
+    PrefixHit,
     RequestArrived,
     RequestFinished,
     RequestRefused,
     RequestScheduled,
     StepCompleted,
+    StepStarted,
 )
 from pellucid.sampling.params import SamplingParams
 
@@ -145,11 +147,13 @@ def test_a_step_tells_what_it_did_in_order() -> None:
     engine = FakeEngine()
     engine.add(make_request("r", [1, 2, 3], max_tokens=1))
     events = engine.step().events
-    assert [type(event) for event in events] == [RequestArrived, RequestScheduled, RequestFinished, StepCompleted]
+    assert [type(event) for event in events] == [
+        RequestArrived, PrefixHit, RequestScheduled, StepStarted, RequestFinished, StepCompleted,
+    ]  # fmt: skip
     step = events[-1]
     assert isinstance(step, StepCompleted)
-    assert (step.step, step.num_reqs, step.num_tokens) == (1, 1, 3)
-    assert min(step.schedule_s, step.execute_s, step.update_s) > 0
+    assert (step.step, step.num_reqs, step.num_tokens, step.num_sampled) == (1, 1, 3, 1)
+    assert min(step.schedule_s, step.forward_s, step.output_s) > 0
     assert engine.step().events == [], "each event is told once"
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from pellucid.config import EngineConfig
 from pellucid.core.messages import (
+    ControlAction,
     EngineCoreOutput,
     EngineCoreOutputs,
     EngineCoreRequest,
@@ -65,6 +66,12 @@ class ScriptedCore:
     def abort_requests(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             self.requests.pop(request_id, None)
+
+    def watch(self, detail: bool) -> None:
+        """It has no events to tell."""
+
+    def control(self, action: ControlAction) -> None:
+        """It has no scheduler to stop."""
 
     def has_work(self) -> bool:
         return bool(self.requests)

@@ -341,7 +341,7 @@ async def test_an_engine_that_cannot_load_says_why_to_every_caller() -> None:
 async def test_listeners_hear_every_step() -> None:
     async with running() as (llm, _):
         heard = []
-        llm.event_listeners.append(lambda events, stats: heard.append(stats.step))
+        llm.watchers.listeners.append(lambda events, stats: heard.append(stats.step))
         await llm.generate([1], SamplingParams(max_tokens=10)).final()
         assert heard
         assert heard == sorted(heard)

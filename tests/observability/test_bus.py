@@ -6,8 +6,9 @@ from typing import get_args
 
 import msgspec
 import pytest
-from fake_engine import FakeEngine, make_request
+from fake_engine import FakeEngine, continuation, make_request
 
+from pellucid.core.messages import ControlAction
 from pellucid.observability import events
 from pellucid.observability.bus import ALWAYS_PUBLISHED, EventBus
 from pellucid.observability.events import (
@@ -21,7 +22,9 @@ from pellucid.observability.events import (
     TokensScheduled,
 )
 
-FRONT_END_EVENTS = {events.EngineStarted, events.EngineDied, events.RequestReplayed}  # published by the engine's client
+# published outside of the engine; tests/server/test_glass_walls.py sees them all
+FRONT_END_EVENTS = {events.RequestSubmitted, events.EngineStarted, events.EngineDied, events.RequestReplayed}
+ON_DEMAND = {events.EngineSnapshot, events.SchedulingPaused}  # published whenever they happen: when an operator asks
 
 
 def arrived(request_id: str) -> RequestArrived:
@@ -90,7 +93,17 @@ def test_a_subscriber_that_fails_is_dropped_and_disturbs_nobody(caplog: pytest.L
 
 
 def test_every_event_crosses_a_process_boundary_as_itself() -> None:
-    values = {"str": "x", "float": 1.5, "int": 3, "list[str]": ["a"], "list[int]": [1], "str | None": None}
+    values = {
+        "str": "x",
+        "float": 1.5,
+        "int": 3,
+        "bool": True,
+        "str | None": None,
+        "list[str]": ["a"],
+        "list[int]": [1],
+        "list[RequestState]": [],
+        "list[CachedBlock]": [],
+    }
     for kind in get_args(Event):
         event = kind(**{name: values[kind.__annotations__[name]] for name in kind.__struct_fields__})
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=Event) == event
@@ -116,14 +129,16 @@ def crowded_engine(listen: bool) -> tuple[FakeEngine, list[Event]]:
 
 
 def test_every_event_of_the_engine_is_published_by_it() -> None:
-    _, heard = crowded_engine(listen=True)
+    engine, heard = crowded_engine(listen=True)
+    engine.core.control(ControlAction.PAUSE)
+    engine.core.watch(detail=True)
     assert {type(event) for event in heard} == set(get_args(Event)) - FRONT_END_EVENTS
 
 
-def test_only_what_metrics_need_travels_when_nobody_listens() -> None:
+def test_what_is_made_per_token_or_block_travels_only_when_somebody_listens() -> None:
     quiet, _ = crowded_engine(listen=False)
     loud, _ = crowded_engine(listen=True)
-    assert {type(event) for event in quiet.events} == ALWAYS_PUBLISHED
+    assert {type(event) for event in quiet.events} == ALWAYS_PUBLISHED - ON_DEMAND
     assert [type(event) for event in quiet.events] == [type(event) for event in loud.events]
     assert quiet.tokens == loud.tokens
     assert quiet.bus.num_published == len(quiet.events)
@@ -150,3 +165,68 @@ def test_the_events_tell_the_story_of_a_shared_prefix() -> None:
     assert batches == [(["a", "b"], [9, 1]), (["b"], [2]), (["b"], [1])]
     tokens = [(event.request_id, event.index, event.token_id) for event in heard if isinstance(event, TokenSampled)]
     assert tokens == [("a", 0, engine.tokens["a"][0]), *(("b", i, token) for i, token in enumerate(engine.tokens["b"]))]
+
+
+def test_a_snapshot_and_the_events_after_it_add_up_to_the_state_of_the_pool() -> None:
+    """What a page does that connects in the middle."""
+    engine = FakeEngine(num_blocks=20, max_num_seqs=2)
+    shared = list(range(9))
+    engine.add(*(make_request(f"r{i}", [*shared, i], max_tokens=12) for i in range(3)))
+    engine.step()
+    assert [type(event) for event in engine.step().events] == [StepStarted, events.StepCompleted]
+    engine.core.watch(detail=True)
+    engine.add(make_request("late", [7] * 6, max_tokens=3))
+    told: list[Event] = []
+    for _ in range(8):
+        told += engine.step().events
+    begin = next(i for i, event in enumerate(told) if isinstance(event, events.EngineSnapshot))
+    snapshot = told[begin]
+    assert isinstance(snapshot, events.EngineSnapshot)
+    assert [(r.request_id, r.status) for r in snapshot.requests] == [
+        ("r0", "running"), ("r1", "running"), ("r2", "waiting"),
+    ]  # fmt: skip
+    assert snapshot.requests[1].num_cached_tokens == 8
+    assert {block.block_id: block.ref_cnt for block in snapshot.cached_blocks if block.parent_hash is None} == {0: 2}
+    assert (snapshot.num_blocks, snapshot.block_size, snapshot.paused, snapshot.step) == (20, 4, False, 2)
+
+    tables = {request.request_id: list(request.block_ids) for request in snapshot.requests}
+    cached = {block.block_id for block in snapshot.cached_blocks}
+    for event in told[begin + 1 :]:
+        if isinstance(event, BlocksAllocated):
+            tables[event.request_id] = tables.get(event.request_id, []) + event.block_ids
+        elif isinstance(event, events.BlocksFreed):
+            tables[event.request_id] = []
+        elif isinstance(event, BlockCached):
+            cached.add(event.block_id)
+        elif isinstance(event, events.BlockEvicted | events.BlockWithdrawn):
+            cached.discard(event.block_id)
+    assert tables["r0"]
+    assert {r.request_id: r.block_table for r in engine.scheduler.requests.values()} == {
+        request_id: tables.get(request_id, []) for request_id in engine.scheduler.requests
+    }
+    assert {block.block_id for block in engine.kv.pool.blocks if block.block_hash is not None} == cached
+    engine.core.watch(detail=False)
+    engine.step()
+    assert not {type(event) for event in engine.step().events} - ALWAYS_PUBLISHED
+
+
+def test_a_paused_scheduler_takes_requests_and_makes_single_steps() -> None:
+    engine = FakeEngine()
+    engine.core.control(ControlAction.STEP)  # not paused: means nothing
+    engine.core.control(ControlAction.PAUSE)
+    engine.core.control(ControlAction.PAUSE)
+    engine.add(make_request("a", [1, 2, 3], max_tokens=3), make_request("b", [4], max_tokens=3))
+    told = engine.step().events
+    assert [event.paused for event in told if isinstance(event, events.SchedulingPaused)] == [True]
+    assert (engine.core.stats().num_waiting, engine.core.stats().num_running) == (2, 0)
+    assert not engine.core.has_work(), "a paused engine sleeps"
+    engine.core.control(ControlAction.STEP)
+    assert engine.core.has_work()
+    assert len(engine.step().outputs) == 2
+    assert not engine.core.has_work()
+    engine.core.abort_requests(["b"])
+    assert engine.core.has_work(), "that somebody left is still told"
+    engine.step()
+    engine.core.control(ControlAction.RESUME)
+    engine.run()
+    assert engine.tokens["a"] == continuation(make_request("a", [1, 2, 3], max_tokens=3))

@@ -26,6 +26,7 @@ from pellucid.core.request import Request
 from pellucid.core.scheduler import Scheduler, SchedulerConfig
 from pellucid.core.scheduler_output import RunnerOutput, SampledRequest, SchedulerOutput
 from pellucid.observability.bus import EventBus
+from pellucid.observability.event_log import attach_event_log
 
 EOS = 256
 BOS = 257
@@ -113,6 +114,7 @@ def build(
     if script.fails:
         raise ValueError(script.fails)
     bus = EventBus()
+    attach_event_log(bus, config.log_level)
     kv = KVCacheManager(script.num_blocks, BLOCK_SIZE, config.enable_prefix_caching, bus)
     limits = SchedulerConfig(config.max_num_seqs, 2048, script.max_model_len)
     core = EngineCore(Scheduler(limits, kv, bus), ScriptedRunner(script), VOCAB_SIZE, bus)

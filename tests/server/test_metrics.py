@@ -110,7 +110,8 @@ def test_histograms_are_cumulative_and_times_that_did_not_happen_are_not_observe
 def test_the_engines_events_and_statistics_are_read() -> None:
     metrics = Metrics("m")
     assert 'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.0' in metrics.expose("")[0].decode()
-    step = StepCompleted(step=1, time=0.0, num_reqs=2, num_tokens=30, schedule_s=0, execute_s=0, update_s=0)
+    phases = {"schedule_s": 0.0, "forward_s": 0.0, "sample_s": 0.0, "output_s": 0.0}
+    step = StepCompleted(step=1, time=0.0, num_reqs=2, num_tokens=30, num_sampled=2, **phases)
     stats = SchedulerStats(num_running=2, num_waiting=3, num_blocks=10, num_free_blocks=4, num_preemptions=5)
     metrics.on_events([step], stats)
     text = metrics.expose("")[0].decode()

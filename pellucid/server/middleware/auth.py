@@ -1,4 +1,4 @@
-"""No key, no entry: every route but /health asks for one when keys are set."""
+"""No key, no entry: when keys are set every route asks for one, but for those that hold nothing of anyone."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from pellucid.server.errors import incorrect_api_key, missing_api_key
 from pellucid.server.responses import send_error
 
-OPEN_PATHS = frozenset({b"/health"})
-
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
@@ -21,15 +19,18 @@ def _digest(key: bytes) -> bytes:
 class ApiKeyAuth:
     """Decided on the path as it was sent, before anything decodes it. Keys are compared as digests, in constant time.
 
+    open_paths: these ask for no key (/health, and the files of the page that asks a person for the key).
+
     Takes `Authorization: Bearer KEY` (OpenAI's clients) and `x-api-key: KEY` (Anthropic's).
     """
 
-    def __init__(self, app: ASGIApp, api_keys: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, api_keys: Iterable[str], open_paths: Iterable[str]) -> None:
         self.app = app
+        self._open_paths = frozenset(path.encode() for path in open_paths)
         self._digests = [_digest(key.encode()) for key in api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._digests or scope["raw_path"] in OPEN_PATHS:
+        if scope["type"] != "http" or not self._digests or scope["raw_path"] in self._open_paths:
             await self.app(scope, receive, send)
             return
         offered = list(_offered_keys(scope))

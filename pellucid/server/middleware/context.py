@@ -7,13 +7,16 @@ import sys
 import time
 import traceback
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TextIO
 
 import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pellucid.observability.otel import RequestSpan, SpanExporter
 from pellucid.server.anthropic_errors import is_anthropic
 from pellucid.server.errors import ApiError, internal
 from pellucid.server.middleware.request_log import RequestLog
@@ -36,6 +39,7 @@ class RequestRecord:
     num_output_tokens: int = 0
     finish_reasons: list[str] = field(default_factory=list)
     user_digest: str | None = None
+    send_span: Callable[[RequestSpan], None] | None = None  # where traces are exported
     outcome: str | None = None  # where the status does not say it: client_left, write_timeout, stream_error
 
 
@@ -49,8 +53,15 @@ def digest_of(text: str) -> str:
 
 
 class RequestContext:
-    def __init__(self, app: ASGIApp, access_log: TextIO | None = None, request_log: RequestLog | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        access_log: TextIO | None = None,
+        request_log: RequestLog | None = None,
+        spans: SpanExporter | None = None,
+    ) -> None:
         self.app = app
+        self.spans = spans
         self.access_log = access_log
         self.request_log = request_log
 
@@ -61,6 +72,8 @@ class RequestContext:
         method = scope["method"] if scope["method"] in METHODS else "OTHER"
         record = RequestRecord(f"req_{uuid.uuid4().hex}", method, time.monotonic())
         scope.setdefault("state", {})["record"] = record
+        if self.spans is not None:
+            record.send_span = partial(self.spans.export, caller=self.spans.caller(scope["headers"]))
         names = (b"x-request-id", b"request-id") if is_anthropic(scope["raw_path"]) else (b"x-request-id",)
         content = self.request_log.listen() if self.request_log is not None else None
         if content is not None:
