@@ -28,7 +28,7 @@ def node_modules() -> Path:
     if shutil.which("node") is None:
         pytest.skip("needs node (Debian: apt install nodejs npm)")
     if not (path / ".package-lock.json").exists():
-        pytest.skip("needs the packages of tests/clients/package.json: run `npm ci` in tests/clients")
+        pytest.skip("needs the packages of tests/clients/package.json: run `npm install` in tests/clients")
     return path
 
 
