@@ -98,7 +98,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     args = parser.parse_args()
 
-    core, _ = build_engine_core(EngineConfig(model=args.model, max_model_len=1024))
+    core, _ = build_engine_core(EngineConfig(model=args.model, max_model_len=1024), lambda _: None)
     assert isinstance(core, EngineCore)
     off: list[float] = []
     on: list[float] = []
