@@ -38,7 +38,7 @@ inline void finish_row(const Tile& tile, int64_t row, Vec first, Vec second) {
 }
 
 // Not inlined into the unrolled kernels: it would appear there once a row.
-__attribute__((noinline)) static void finish_rows(const Tile& tile, int64_t first, int count, const float* sums) {
+[[maybe_unused]] __attribute__((noinline)) static void finish_rows(const Tile& tile, int64_t first, int count, const float* sums) {
     for (int r = 0; r < count; ++r)
         finish_row(tile, first + r, load(sums + r * kPanelColumns), load(sums + r * kPanelColumns + kLanes));
 }
