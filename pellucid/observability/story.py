@@ -166,7 +166,7 @@ class _Life:
             (
                 event
                 for event in self._events
-                if isinstance(event, StepCompleted) and event.time < begin <= event.time + event.duration_s
+                if isinstance(event, StepCompleted) and event.time < begin <= event.time + event.duration_s <= end
             ),
             None,
         )
@@ -213,13 +213,13 @@ class _Life:
             yield prefill[0][0].time, _prefill(prefill, durations, missing)
         if shares:
             steps = [event.step for event, _ in shares]
-            others = median(len(event.request_ids) - 1 for event, _ in shares)
+            others = [len(event.request_ids) - 1 for event, _ in shares]
+            company = f"together with {median(others):g} others on median" if any(others) else "alone"
             took = [durations[step] for step in steps if step in durations]
             pace = f", {milliseconds(median(took))} each on median" if took else ""
             yield (
                 shares[0][0].time,
-                f"it decoded in {count(len(steps), 'step')} ({_steps(steps)}){pace}, together with "
-                f"{others:g} others on median",
+                f"it decoded in {count(len(steps), 'step')} ({_steps(steps)}){pace}, {company}",
             )
 
 

@@ -7,6 +7,7 @@ import re
 import pytest
 from fake_engine import FakeEngine, make_request
 
+from pellucid.observability.events import PrefixHit, RequestArrived, StepCompleted
 from pellucid.observability.explain import UnknownSubjectError, explain_cache, explain_request, explain_step
 from pellucid.observability.history import History
 
@@ -39,12 +40,30 @@ def test_a_request_behind_another_names_it() -> None:
     assert f"waited 60.0 ms behind b, which was first in the queue: {limit}; then because {limit}" in told(history, "c")
 
 
+def test_a_request_that_arrives_within_a_step_did_not_wait_for_the_step_that_computes_it() -> None:
+    def story(step_s: float) -> str:
+        step = StepCompleted(step=7, time=1.0, num_reqs=1, num_tokens=3, num_sampled=1, schedule_s=0.0,
+                             forward_s=step_s, sample_s=0.0, output_s=0.0)  # fmt: skip
+        history = History()
+        history.on_events(
+            [
+                RequestArrived(request_id="a", time=1.1, num_prompt_tokens=3, num_output_tokens=0, max_num_tokens=9),
+                PrefixHit(request_id="a", time=1.3, num_tokens=3, num_cached_tokens=0, ended_by="miss"),
+                step,
+            ]
+        )
+        return told(history, "a")
+
+    assert "it waited 200.0 ms for step 7 to end" in story(step_s=0.2)
+    assert "for step 7" not in story(step_s=5.0)
+
+
 def test_a_cached_request_says_what_it_found() -> None:
     engine = FakeEngine()
     engine.add(make_request("a", range(9), max_tokens=1), make_request("b", [*range(9), 50, 51], max_tokens=4))
     story = told(run(engine), "b")
     assert "8 of its 11 tokens were cached, and not computed again" in story
-    assert "it decoded in 3 steps (steps 2 to 4)" in story
+    assert re.search(r"it decoded in 3 steps \(steps 2 to 4\), \S+ ms each on median, alone", story)
     assert "it reached its max_tokens, or the end of the context (4 tokens generated in all)" in story
 
 
