@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -258,6 +259,16 @@ def test_too_many_pages_are_refused(scripted: RunningServer) -> None:
         for stream in streams:
             stream.close()
     wait_for(lambda: _can_watch(scripted), 5)
+
+
+def test_what_happened_before_the_page_is_told_in_the_order_in_which_it_happened(scripted: RunningServer) -> None:
+    scripted.post("/v1/completions", model="m", prompt="say one two three", max_tokens=4)
+    with scripted.client.stream("GET", "/engine/events") as response:
+        line = next(line for line in response.iter_lines() if line.startswith("data: "))
+    told = [(event["type"], event["step"]) for event in json.loads(line[6:])["events"] if "step" in event["type"]]
+    starts = [step for kind, step in told if kind == "step_started"]
+    assert starts
+    assert told == [(kind, step) for step in starts for kind in ("step_started", "step")]
 
 
 def _can_watch(server: RunningServer) -> bool:
