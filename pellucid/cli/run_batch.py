@@ -43,7 +43,7 @@ def run_batch(
     from pellucid.server.terminal import ProgressLine
 
     with clean_errors(), ProgressLine(sys.stderr) as line:
-        total, num_new = asyncio.run(
+        total, num_new, num_refused = asyncio.run(
             run(
                 config,
                 input_file,
@@ -53,4 +53,5 @@ def run_batch(
                 show=line.show,
             )
         )
-        print(f"{total} lines are in {output_file}, {num_new} of them from this run", file=sys.stderr)
+        refused = f"; {num_refused} of these have an error for an answer" if num_refused else ""
+        print(f"{total} lines are in {output_file}, {num_new} of them from this run{refused}", file=sys.stderr)

@@ -153,6 +153,7 @@ class BatchRun:
         self._results = results
         self._progress = progress
         self._concurrency = concurrency
+        self.num_refused = 0  # lines whose answer is an error
         transport = httpx.ASGITransport(app=build_app(state))
         self._client = httpx.AsyncClient(transport=transport, base_url="http://batch", timeout=None)
 
@@ -194,6 +195,7 @@ class BatchRun:
         else:
             response = await self._post(line)
             status, request_id, body = response.status_code, response.headers["x-request-id"], response.json()
+        self.num_refused += status >= 400
         self._results.write(
             {
                 "id": f"batch_req_{uuid.uuid4().hex}",
@@ -238,15 +240,16 @@ async def run_batch(
     progress: Callable[[int], Any],
     show: Callable[[str], None],
     load: Loader = load_llm,
-) -> tuple[int, int]:
+) -> tuple[int, int, int]:
     """progress: makes, for so many lines, the context manager of a ProgressBar. show: told how loading goes.
 
-    Returns how many lines are done, and how many of them in this run. Raises BatchError, and what loading raises.
+    Returns how many lines are done, how many of them in this run, and how many of these were refused or failed.
+    Raises BatchError, and what loading raises.
     """
     ids = check_batch(source)
     results = Results(target, ids)
     try:
-        num_before = len(results.done)
+        num_before, num_refused = len(results.done), 0
         if num_before < len(ids):
             options = ServerOptions(max_queue=1 << 30, request_timeout_s=None, response_store="none")
             model_name, aliases = served_names(config)
@@ -259,9 +262,11 @@ async def run_batch(
                 await llm.wait_ready()
                 with progress(len(ids)) as bar:
                     bar.advance(0, num_before)
-                    await BatchRun(state, results, bar, concurrency).run(read_batch(source))
+                    batch = BatchRun(state, results, bar, concurrency)
+                    await batch.run(read_batch(source))
+                    num_refused = batch.num_refused
             finally:
                 await llm.shutdown()
-        return len(results.done), len(results.done) - num_before
+        return len(results.done), len(results.done) - num_before, num_refused
     finally:
         results.close()

@@ -81,7 +81,7 @@ def test_a_batch_killed_in_the_middle_is_gone_on_with(tmp_path: Path) -> None:
         assert num_lines < 120
     with target.open("ab") as file:  # as a kill in the middle of a write would leave it
         file.write(b'{"id": "batch_req_1", "custom_id": "id-1')
-    (total, num_new), shown = run(source, target, step_ms=1)
+    (total, num_new, _), shown = run(source, target, step_ms=1)
     assert (total, num_new) == (120, 120 - num_lines)
     assert "lines" in shown
     assert "120/120" in shown
@@ -90,7 +90,7 @@ def test_a_batch_killed_in_the_middle_is_gone_on_with(tmp_path: Path) -> None:
         f"id-{i}": str(i) for i in range(120)
     }
     before = target.read_bytes()
-    assert run(source, target)[0] == [120, 0]
+    assert run(source, target)[0] == [120, 0, 0]
     assert target.read_bytes() == before
 
 
@@ -112,7 +112,7 @@ def test_every_dialect_and_every_refusal_has_its_line(tmp_path: Path) -> None:
         chat("fails", "please fail"),
     ]  # fmt: skip
     source = write(tmp_path / "in.jsonl", lines)
-    assert run(source, tmp_path / "out.jsonl")[0] == [len(lines), len(lines)]
+    assert run(source, tmp_path / "out.jsonl")[0] == [len(lines), len(lines), 6]
     results = results_of(tmp_path / "out.jsonl")
     completion = openai.types.chat.ChatCompletion.model_validate(results["chat"]["body"])
     assert completion.choices[0].message.content == "hello"
