@@ -56,8 +56,11 @@ def unsupported(param: str, detail: str) -> ApiError:
     return ApiError(400, f"Unsupported parameter: '{param}' {detail}", code="unsupported_parameter", param=param)
 
 
-def model_not_found(model: str) -> ApiError:
-    message = f"The model `{shorten(model)}` does not exist or you do not have access to it."
+def model_not_found(model: str, served: str) -> ApiError:
+    message = (
+        f"The model `{shorten(model)}` does not exist or you do not have access to it. "
+        f"The one that is served here is `{served}`."
+    )
     return ApiError(404, message, code="model_not_found", param="model")
 
 

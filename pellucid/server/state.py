@@ -92,7 +92,7 @@ class ServerState:
     def check_model(self, name: str | None) -> None:
         """Raises ApiError (404) for a model that is not served here."""
         if name is not None and name != self.model_name and name not in self.aliases:
-            raise model_not_found(name)
+            raise model_not_found(name, self.model_name)
 
     @property
     def fingerprint(self) -> str:

@@ -93,6 +93,7 @@ def test_an_unknown_model_is_a_404(scripted: RunningServer) -> None:
         response = scripted.post(path, model="gpt-9", **prompt)
         assert response.status_code == 404
         assert error_of(response)["code"] == "model_not_found"
+        assert "The one that is served here is `m`." in error_of(response)["message"]
     assert error_of(scripted.client.get("/v1/models/gpt-9"))["code"] == "model_not_found"
     assert scripted.client.get("/v1/models/m").json()["max_model_len"] == 2048
 
