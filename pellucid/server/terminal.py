@@ -38,8 +38,9 @@ class ProgressLine:
 
 
 def greeting(url: str, model_name: str, ready: EngineReady, asks_for_key: bool, has_ui: bool = False) -> str:
-    """Ends with a command that works as it stands."""
-    body = {"model": model_name, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    """Ends with a command that works as it stands, and greedily: a small model that is sampled says anything."""
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    body = {"model": model_name, "messages": question, "temperature": 0}
     key = " -H 'Authorization: Bearer YOUR_KEY'" if asks_for_key else ""
     curl = f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     return "\n".join(
