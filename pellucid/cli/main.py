@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 
+from pellucid import __version__
+
 
 def main() -> None:
     if sys.argv[1:2] == ["engine"]:  # the engine process: no command line of its own to parse, and start-up counts
@@ -25,6 +27,18 @@ def build_app():  # type: ignore[no-untyped-def]  # typer is imported late: `pel
         pretty_exceptions_enable=False,
         rich_markup_mode="markdown",
     )
+
+    def show_version(asked: bool) -> None:
+        if asked:
+            print(f"pellucid {__version__}")
+            raise typer.Exit
+
+    asked = typer.Option(False, "--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+
+    @app.callback()
+    def of_every_command(version: bool = asked) -> None:
+        pass
+
     app.command(name="serve", epilog=serve.EXAMPLES)(serve.serve)
     app.command(name="generate", epilog=generate.EXAMPLES)(generate.generate)
     app.command(name="chat", epilog=chat.EXAMPLES)(chat.chat)

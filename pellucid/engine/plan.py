@@ -103,7 +103,7 @@ def memory_plan(
         ("weights in bf16", f"{sizes.num_parameters:,} x 2 bytes = {in_bf16:,} bytes = {format_bytes(in_bf16)}"),
         (
             "weights in memory",
-            f"{resident:,} bytes = {format_bytes(resident)} ({_kernels()}, {quantization or STORED})",
+            f"{resident:,} bytes = {format_bytes(resident)} ({_kernels()}, {quantization or _unquantized()})",
         ),
         ("a KV block", f"{factors} x {block_size} tokens x {each} = {block:,} bytes"),
         (
@@ -194,7 +194,7 @@ def plan_table(
             pool, _ = _pool_bytes(None, kv_memory_bytes, num_bytes, request)
             rows.append(
                 PlanRow(
-                    format=quantization or STORED,
+                    format=quantization or _unquantized(),
                     weight_bytes=num_bytes,
                     context=context,
                     request_bytes=request,
@@ -223,6 +223,11 @@ def _pool_bytes(
     available = available_memory_bytes() - weights
     chosen = default_cpu_kv_bytes(cpu_kv_bytes(available), longest_request)
     return chosen, f"{format_bytes(chosen)} of the {format_bytes(available)} of RAM that the weights leave available"
+
+
+def _unquantized() -> str:
+    """What weights are in memory where nothing else is asked for: the torch kernels unpack what a file has packed."""
+    return "bf16" if load_native()[0] is None else STORED
 
 
 def _kernels() -> str:

