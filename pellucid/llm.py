@@ -11,7 +11,6 @@ from typing import Any
 from pellucid.config import EngineConfig
 from pellucid.core.messages import EngineCoreOutputs, EngineLoading
 from pellucid.engine.loop import DEFAULT_BUILDER, Builder, Core, load_builder
-from pellucid.frontend.constraints import ConstraintChecker
 from pellucid.frontend.model_text import ModelText, load_model_text
 from pellucid.frontend.output_processor import RequestProcessor
 from pellucid.frontend.outputs import RequestOutput
@@ -20,6 +19,8 @@ from pellucid.frontend.terminal import ProgressBar, ctrl_c_between_steps, progre
 from pellucid.frontend.tokenizer import Tokenizer
 from pellucid.loader.resolve import resolve_model
 from pellucid.sampling.params import SamplingParams
+from pellucid.structured.compiler import GrammarCompiler
+from pellucid.structured.vocabulary import GrammarVocabulary
 
 Prompt = str | Sequence[int]
 Conversation = Sequence[Mapping[str, Any]]
@@ -77,7 +78,8 @@ class LLM:
         self.tokenizer: Tokenizer = text.tokenizer
         self._core: Core
         self._core, self.ready = builder(config, _ignore_progress)
-        self._constraints = ConstraintChecker(text.tokenizer, text.eos_token_ids, self.ready.vocab_size)
+        vocab_size = self.ready.vocab_size
+        self._grammars = GrammarCompiler(lambda: GrammarVocabulary(text.tokenizer, text.eos_token_ids, vocab_size))
         self._preparer = RequestPreparer(text.tokenizer, text.eos_token_ids, self.ready, config.seed)
         self._lock = threading.Lock()  # one thread steps the engine; another that calls `generate` waits for it
 
@@ -112,7 +114,7 @@ class LLM:
                 uuid.uuid4().hex, prompt, params, priority=request_priority, cache_salt=cache_salt
             )
             if params.structured_outputs is not None:
-                self._constraints.check(params.structured_outputs)
+                self._grammars.compile(params.structured_outputs)
             processors.append(RequestProcessor(prepared, self.tokenizer))
         with self._lock, progress_bar(use_tqdm, len(processors)) as bar, ctrl_c_between_steps() as check_ctrl_c:
             self._run(processors, bar, check_ctrl_c)

@@ -12,6 +12,10 @@ def main() -> None:
         from pellucid.engine.process import main as engine_main
 
         raise SystemExit(engine_main(sys.argv[2:]))
+    if sys.argv[1:2] == ["grammars"]:  # likewise: a front end's process that tries constraints on output
+        from pellucid.frontend.grammar_process import main as grammars_main
+
+        raise SystemExit(grammars_main(sys.argv[2:]))
     build_app()()
 
 

@@ -34,6 +34,9 @@ def serve(
     max_queue: Annotated[int, typer.Option(help="Requests that may wait; one more is refused with 503.")] = 256,
     request_timeout: Annotated[float, typer.Option(help="Seconds from arrival to last token; 0 is no limit.")] = 600.0,
     shutdown_timeout: Annotated[float, typer.Option(help="Seconds that running work may take after SIGTERM.")] = 30.0,
+    constraint_timeout: Annotated[
+        float, typer.Option(help="Seconds that a schema or grammar may take to compile; at most 10.")
+    ] = 10.0,
     response_store: Annotated[
         str,
         typer.Option(
@@ -81,6 +84,7 @@ def serve(
         max_queue=max_queue,
         request_timeout_s=request_timeout or None,
         shutdown_timeout_s=shutdown_timeout,
+        constraint_timeout_s=constraint_timeout,
         response_store=response_store,
         response_max_count=response_max_count,
         response_max_age_s=response_max_age * 24 * 3600,

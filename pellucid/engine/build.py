@@ -31,7 +31,8 @@ from pellucid.models.config import ModelConfig
 from pellucid.observability.bus import EventBus
 from pellucid.observability.event_log import attach_event_log
 from pellucid.runner import kv_memory
-from pellucid.structured.compiler import COMPILE_TIMEOUT_S, GrammarCompiler
+from pellucid.structured.compiler import GrammarCompiler
+from pellucid.structured.grammar import COMPILE_TIMEOUT_S
 from pellucid.structured.rules import OutputRules, needs_rules
 from pellucid.structured.vocabulary import GrammarVocabulary
 

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import logging
 import os
 import queue
 import select
-import signal
 import socket
 import sys
 import threading
@@ -28,6 +26,7 @@ from pellucid.core.messages import (
     EngineLoading,
     Shutdown,
 )
+from pellucid.engine.become import become, inherited_line
 from pellucid.engine.loop import DEFAULT_BUILDER, EngineLoop, describe_error, load_builder
 from pellucid.engine.wire import Configure, FromEngine, WireError, encode_frame, engine_side_reader
 from pellucid.observability.event_log import set_log_level
@@ -40,10 +39,8 @@ logger = logging.getLogger(__name__)
 def main(argv: list[str]) -> int:
     args = _parse(argv)
     logging.basicConfig(format="%(levelname)s engine: %(message)s")
-    _become_the_engine()
-    sock = socket.socket(fileno=args.fd)
-    sock.set_inheritable(False)  # a compiler that we start must not keep the line open after our death
-    line = FrontEndLine(sock)
+    become("pellucid engine")
+    line = FrontEndLine(inherited_line(args.fd))
     line.start()
     try:
         _run(line, args.builder)
@@ -67,21 +64,6 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         help="what builds the engine core from (config, on_progress); an embedder or a test may bring its own",
     )
     return parser.parse_args(argv)
-
-
-def _become_the_engine() -> None:
-    """Be found as `pellucid engine`, leave signals to the front end, and never outlive it."""
-    with contextlib.suppress(ImportError):
-        import setproctitle
-
-        setproctitle.setproctitle("pellucid engine")
-    # Ctrl-C and a service manager's SIGTERM reach the whole group; the front end drains first and then tells us.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if sys.platform == "linux":
-        # Beside end of file on the socket, for an engine that is stopped or stuck and reads nothing.
-        pr_set_pdeathsig = 1
-        ctypes.CDLL(None, use_errno=True).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 def _run(line: FrontEndLine, builder_name: str) -> None:

@@ -150,7 +150,9 @@ class SubprocessEngineClient(DispatchingClient):
         if not self._stopping:
             self._enter(self._state_between_lives, "the engine process is gone")
         how = await process.reap()
-        return kill_reason or self._last_words or process.error or f"the engine process {how}"
+        if process.error is not None:
+            how = f"sent {process.error}"
+        return kill_reason or self._last_words or f"the engine process {how}"
 
     @property
     def _state_between_lives(self) -> EngineState:

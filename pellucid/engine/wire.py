@@ -1,7 +1,8 @@
-"""Frames on the socket pair between a front end and its engine process.
+"""Frames on the socket pair between a front end and a process that it has started.
 
-A frame is a four-byte big-endian length and so many bytes of msgpack: one of the closed structs of core.messages, or
-the Configure with which a front end begins. Nothing else decodes, and no length beyond the bound is believed.
+A frame is a four-byte big-endian length and so many bytes of msgpack: to and from the engine one of the closed structs
+of core.messages, or the Configure with which a front end begins. Nothing else decodes, and no length beyond the bound
+is believed.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class WireError(Exception):
 _encoder = msgspec.msgpack.Encoder()
 
 
-def encode_frame(message: ToEngine | FromEngine) -> bytes:
+def encode_frame(message: msgspec.Struct) -> bytes:
     """Raises WireError where the message is larger than a frame may be."""
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:

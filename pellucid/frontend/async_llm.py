@@ -15,8 +15,9 @@ from pellucid.core.messages import EngineReady, Pooling, SchedulerStats
 from pellucid.engine.client import EngineClient, EngineState
 from pellucid.engine.inprocess_client import InProcessEngineClient
 from pellucid.engine.subprocess_client import SubprocessEngineClient
-from pellucid.frontend.constraints import ConstraintChecker
 from pellucid.frontend.fill_in_the_middle import FillInTheMiddle, fill_in_the_middle_of
+from pellucid.frontend.grammar_checks import GrammarChecks
+from pellucid.frontend.grammar_messages import Vocabulary
 from pellucid.frontend.model_text import load_model_text
 from pellucid.frontend.output_processor import RequestProcessor
 from pellucid.frontend.outputs import EngineUnavailableError, QueueFullError
@@ -27,6 +28,8 @@ from pellucid.frontend.watchers import Watchers
 from pellucid.loader.resolve import resolve_model
 from pellucid.observability.events import Event
 from pellucid.sampling.params import SamplingParams, StructuredOutputsParams
+from pellucid.structured.grammar import COMPILE_TIMEOUT_S
+from pellucid.structured.vocabulary import tokens_of
 
 MAX_UNREAD_TOKENS = 1 << 16
 
@@ -40,6 +43,7 @@ class AsyncLLM:
     request_timeout_s: how long a request may take from arrival to its end, where the caller gives none.
     default_seed: of requests that bring none; None: each gets its own, drawn.
     max_unread_tokens: a stream with more than that unread is aborted with an error; None: no bound.
+    constraint_timeout_s: how long `check_constraint` lets one be compiled; the engine's own bound stands besides.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class AsyncLLM:
         request_timeout_s: float | None = None,
         default_seed: int | None = None,
         max_unread_tokens: int | None = MAX_UNREAD_TOKENS,
+        constraint_timeout_s: float = COMPILE_TIMEOUT_S,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
@@ -64,7 +69,7 @@ class AsyncLLM:
         self._default_seed = default_seed
         self._max_unread_tokens = max_unread_tokens
         self._preparer: RequestPreparer | None = None
-        self._constraint_checker: ConstraintChecker | None = None
+        self._grammar_checks = GrammarChecks(self._vocabulary, constraint_timeout_s)
         self._requests: dict[str, ActiveRequest] = {}
         self._children: dict[str, ActiveRequest] = {}  # by the engine's request ids
         self._is_draining = False
@@ -186,16 +191,22 @@ class AsyncLLM:
         return fill_in_the_middle_of(self.tokenizer)
 
     async def check_constraint(self, constraint: StructuredOutputsParams) -> None:
-        """Compile it, off the event loop: `generate` takes any, and one that does not compile ends with RequestError.
+        """Compile it in a process of its own (`pellucid grammars`): `generate` takes any, and one that does not compile
+        ends with RequestError, or takes the engine down with it.
 
-        Raises ConstraintError; EngineUnavailableError while the engine has never been ready.
+        Raises ConstraintError; QueueFullError or EngineUnavailableError where it can't be tried now.
         """
-        if self._constraint_checker is None:
-            ready = self.client.ready
-            if ready is None:
-                raise EngineUnavailableError(f"the engine is loading ({self.client.progress})")
-            self._constraint_checker = ConstraintChecker(self.tokenizer, self._eos_token_ids, ready.vocab_size)
-        await self._constraint_checker.check_off_the_loop(constraint)
+        if self.client.ready is None:
+            raise EngineUnavailableError(f"the engine is loading ({self.client.progress})")
+        await self._grammar_checks.check(constraint)
+
+    def _vocabulary(self) -> Vocabulary:
+        assert self.client.ready is not None  # check_constraint
+        return Vocabulary(
+            tokens=tokens_of(self.tokenizer, self.client.ready.vocab_size),
+            special_token_ids=sorted(self.tokenizer.special_token_ids),
+            eos_token_ids=list(self._eos_token_ids),
+        )
 
     def render_chat(
         self,
@@ -253,6 +264,7 @@ class AsyncLLM:
         self._is_draining = True
         for request in list(self._requests.values()):
             request.fail(EngineUnavailableError("the server was shut down before this request was finished"))
+        await self._grammar_checks.shutdown()
         await self.client.shutdown()
 
     def _prepare(

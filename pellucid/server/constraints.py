@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from pellucid.frontend.async_llm import AsyncLLM
+from pellucid.frontend.outputs import RequestError
 from pellucid.sampling.params import StructuredOutputsParams
-from pellucid.server.errors import ApiError, invalid, shorten, unsupported
+from pellucid.server.errors import ApiError, from_request_error, invalid, shorten, unsupported
 from pellucid.server.schemas.structured import StructuredOutputs
 from pellucid.structured.errors import ConstraintError
 
@@ -30,7 +31,7 @@ def constraint_of(given: StructuredOutputs | None) -> StructuredOutputsParams | 
 async def check_constraint(
     llm: AsyncLLM, constraint: StructuredOutputsParams | None, source: str = STRUCTURED_OUTPUTS
 ) -> None:
-    """Compile it, off the event loop, before anything is sent. Raises ApiError.
+    """Compile it, in a process of its own, before anything is sent. Raises ApiError: 503 where it can't be tried now.
 
     source: the field that it was given in, followed by the name of the schema where it has one.
     """
@@ -43,6 +44,8 @@ async def check_constraint(
         await llm.check_constraint(constraint)
     except ConstraintError as error:
         raise _refusal(error, source) from error
+    except RequestError as error:
+        raise from_request_error(error) from error
 
 
 def _refusal(error: ConstraintError, source: str) -> ApiError:

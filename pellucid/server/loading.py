@@ -76,6 +76,7 @@ async def load_llm(config: EngineConfig, options: ServerOptions, show: Callable[
         max_queue=options.max_queue,
         request_timeout_s=options.request_timeout_s,
         default_seed=config.seed,
+        constraint_timeout_s=options.constraint_timeout_s,
     )
 
 

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from pellucid.frontend.parsing.formats import AUTO, NONE, REASONING_FORMATS, TOOL_FORMATS
+from pellucid.structured.grammar import COMPILE_TIMEOUT_S
 
 MIB = 1024 * 1024
 
@@ -25,6 +26,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     write_timeout_s: float = 30.0  # a client that takes no byte for so long is let go
     body_timeout_s: float = 30.0  # a request must be here this long after its first byte, or after the last part of it
     ping_interval_s: float = 15.0  # a stream that is silent for so long gets a comment, so that proxies keep it open
+    constraint_timeout_s: float = COMPILE_TIMEOUT_S  # a schema or grammar that takes longer to compile is refused
     max_body_bytes: int = 16 * MIB
     max_header_bytes: int = 64 * 1024
     max_json_depth: int = 64
@@ -83,6 +85,11 @@ def check_options(options: ServerOptions) -> None:
         )
     if options.trace_max_bytes < 1 << 16:
         raise OptionsError(f"trace_max_bytes={options.trace_max_bytes} holds no trace; it must be at least 64KiB")
+    if not 0 < options.constraint_timeout_s <= COMPILE_TIMEOUT_S:
+        raise OptionsError(
+            f"constraint_timeout_s={options.constraint_timeout_s} must be above 0 and at most {COMPILE_TIMEOUT_S:g}: "
+            "the engine waits no longer for a grammar"
+        )
     for name in ("request_timeout_s", "shutdown_timeout_s", "write_timeout_s", "body_timeout_s", "ping_interval_s"):
         value = getattr(options, name)
         if value is not None and not 0 <= value < 1e9:

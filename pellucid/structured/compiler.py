@@ -16,7 +16,6 @@ from pellucid.structured.errors import ConstraintError
 from pellucid.structured.grammar import grammar_of, kind_of
 from pellucid.structured.vocabulary import GrammarVocabulary
 
-COMPILE_TIMEOUT_S = 10.0  # how long a request waits for its grammar; the work itself is bounded by the limits below
 CACHE_BYTES = 64 * 1024 * 1024
 NUM_THREADS = 2
 PROBED_TOKENS = 4

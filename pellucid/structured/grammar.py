@@ -1,4 +1,4 @@
-"""From what a request asks for to a grammar in llguidance's notation, with limits on size and depth."""
+"""From what a request asks for to a grammar in llguidance's notation, with limits on size, depth and time."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import msgspec
 from pellucid.sampling.params import StructuredOutputsParams
 from pellucid.structured.errors import ConstraintError
 
+COMPILE_TIMEOUT_S = 10.0  # how long a request waits for its grammar; the compiler's work is bounded besides
 MAX_SOURCE_BYTES = 128 * 1024  # of a schema, a grammar, or all choices together
 MAX_REGEX_BYTES = 16 * 1024
 MAX_CHOICES = 2048

@@ -24,6 +24,11 @@ class GrammarTokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes: ...
 
 
+def tokens_of(tokenizer: GrammarTokenizer, vocab_size: int) -> list[bytes]:
+    """Of every id of the model's logits; b"" for one without a token."""
+    return [tokenizer.token_bytes(i) if i < tokenizer.vocab_size else b"" for i in range(vocab_size)]
+
+
 class GrammarVocabulary:
     """Made once an engine; a few tenths of a second for a large vocabulary.
 
@@ -38,9 +43,7 @@ class GrammarVocabulary:
             raise ValueError("the model has no token that ends a text, so that no constrained output could end")
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
-        self.token_bytes: list[bytes] = [
-            tokenizer.token_bytes(i) if i < tokenizer.vocab_size else b"" for i in range(vocab_size)
-        ]
+        self.token_bytes = tokens_of(tokenizer, vocab_size)
         wrapper = TokenizerWrapper(_ForLLGuidance(tokenizer, self.token_bytes, eos_token_ids))
         self.compiled: Any = LLTokenizer(wrapper, n_vocab=vocab_size, eos_token=list(eos_token_ids))
         self._beyond: dict[tuple[bytes, int], list[int]] = {}

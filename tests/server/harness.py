@@ -75,7 +75,15 @@ class RunningServer:
         return self.client.post(path, json=body)
 
     def engine_pids(self) -> list[int]:
-        return [child.pid for child in psutil.Process(self.process.pid).children()]
+        return self.pids_of("engine")
+
+    def pids_of(self, subcommand: str) -> list[int]:
+        """Its children that are `pellucid SUBCOMMAND`."""
+        return [
+            child.pid
+            for child in psutil.Process(self.process.pid).children()
+            if subcommand in " ".join(child.cmdline()).split()
+        ]
 
     def metrics(self) -> dict[str, float]:
         """Sample name, with the labels that tell samples apart, to value."""
