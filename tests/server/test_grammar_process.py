@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
@@ -19,6 +20,7 @@ from pellucid.server.options import OptionsError, ServerOptions, check_options
 TIMEOUT_S = 2.0
 # It hangs: the compiler makes an automaton with as many states as the least common multiple has, some hundred million.
 HANGS = {"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}
+NUMBERS = itertools.count()
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +54,16 @@ def free_text(server: RunningServer) -> str:
 
 def begin_hanging(server: RunningServer, pool: ThreadPoolExecutor) -> tuple[Future[httpx.Response], psutil.Process]:
     """A request that its process is busy with, and the process."""
-    assert ask(server, regex="[a-c]{3}").status_code == 200
-    (process,) = map(psutil.Process, server.pids_of("grammars"))
-    before = process.cpu_times().user
+    assert ask(server, regex=f"new {next(NUMBERS)}").status_code == 200  # one that is known would start none
+    before = {psutil.Process(pid): psutil.Process(pid).cpu_times().user for pid in server.pids_of("grammars")}
+    assert before
     hanging = pool.submit(ask, server, json=HANGS)
-    wait_for(lambda: process.cpu_times().user > before + 0.1, TIMEOUT_S, server.describe)
-    return hanging, process
+
+    def busy() -> list[psutil.Process]:
+        return [process for process, user in before.items() if process.cpu_times().user > user + 0.1]
+
+    wait_for(busy, TIMEOUT_S, server.describe)
+    return hanging, busy()[0]
 
 
 def test_the_process_comes_with_the_first_constraint_and_stays(server: RunningServer) -> None:
@@ -132,6 +138,7 @@ def test_nothing_is_left_of_a_server_that_is_killed_while_one_hangs(
     with small_server(tmp_path_factory.mktemp("killed")) as server:
         hanging, process = begin_hanging(server, pool)
         server.process.kill()
+        server.process.wait(5)
         wait_for(lambda: not psutil.pid_exists(process.pid) or process.status() == "zombie", 2)
         assert hanging.exception() is not None
 
