@@ -30,7 +30,6 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
         ({"temperature": 2.1}, "decimal_above_max_value", "temperature"),
         ({"stop": ["a"] * 5}, "array_above_max_length", "stop"),
         ({"no_such": 1}, "unknown_parameter", "no_such"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "unsupported_parameter", "tools"),
         ({"tool_choice": "auto"}, "invalid_value", "tool_choice"),
         ({"parallel_tool_calls": True}, "invalid_value", "parallel_tool_calls"),
         ({"top_logprobs": 2}, "invalid_value", "top_logprobs"),

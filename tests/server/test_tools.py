@@ -147,7 +147,7 @@ def test_an_unsuitable_parser_and_a_template_without_tools_are_said_at_the_start
     with scripted_server(tool_call_parser="mistral", reasoning_parser="seed") as server:
         errors = "".join(server.errors)
     assert "--reasoning-parser seed looks for </seed:think>" in errors
-    assert "knows no tools: they are described to it in the mistral form" in errors
+    assert "requests with tools describe them in the mistral form" in errors
 
 
 def test_without_a_parser_tools_are_refused() -> None:

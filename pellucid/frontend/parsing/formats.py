@@ -137,8 +137,8 @@ def find_formats(tokenizer: Tokenizer, tool_parser: str = AUTO, reasoning_parser
         )
     if tools is not None and template.source is not None and not template.takes_tools:
         warnings.append(
-            f"this model's chat template knows no tools: they are described to it in the {tools.name} form, which it "
-            "may not follow"
+            f"this model was given no form for tool calls; requests with tools describe them in the {tools.name} form, "
+            "which it may not follow"
         )
     markers = (*(tools.markers if tools else ()), *(reasoning.markers if reasoning else ()))
     ids = {tokenizer.token_to_id(marker.strip()) for marker in markers}
