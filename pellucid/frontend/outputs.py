@@ -66,6 +66,10 @@ class ContextLengthExceededError(ValueError):
         self.max_model_len = max_model_len
 
 
+class ContradictionError(RequestError):
+    """What the request asks for excludes every token that might come next; nothing but the request is to blame."""
+
+
 class EngineUnavailableError(RequestError):
     """No engine can take or finish the request now (starting, restarting, shutting down)."""
 

@@ -10,7 +10,14 @@ from collections.abc import Callable
 from pellucid.core.messages import EngineCoreOutput, FinishReason
 from pellucid.engine.client import EngineClient, EngineState
 from pellucid.frontend.output_processor import RequestProcessor
-from pellucid.frontend.outputs import EngineUnavailableError, RequestError, RequestOutput, RequestTimeoutError
+from pellucid.frontend.outputs import (
+    ContradictionError,
+    EngineUnavailableError,
+    RequestError,
+    RequestOutput,
+    RequestTimeoutError,
+)
+from pellucid.sampling.errors import NO_TOKEN_LEFT
 
 # The engine ends a request at its deadline, and says where it was. Where no engine answers, the front end does, later.
 ENGINE_GRACE_S = 1.0
@@ -99,7 +106,7 @@ class ActiveRequest:
             return RequestTimeoutError(text)
         if self._client.state in (EngineState.FAILED, EngineState.STOPPED):
             return EngineUnavailableError(text)
-        return RequestError(text)
+        return ContradictionError(text) if text == NO_TOKEN_LEFT else RequestError(text)
 
     def _on_silent_deadline(self) -> None:
         self.fail(RequestTimeoutError(f"timed out after {self._timeout_s:g} s while no engine answered"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+NO_TOKEN_LEFT = "no token is left to sample: allowed_token_ids, bad_words, min_tokens and constraints exclude every one"
+
 
 class SamplingError(Exception):
     """This request alone has no next token; str() is what its user will read."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from pellucid.core.messages import TokenLogprob
-from pellucid.sampling.errors import SamplingError
+from pellucid.sampling.errors import NO_TOKEN_LEFT, SamplingError
 from pellucid.sampling.logprobs import token_logprobs
 from pellucid.sampling.rng import uniform
 from pellucid.sampling.state import SamplingState
@@ -121,5 +121,5 @@ def _describe(raw: np.ndarray, highest: np.float32) -> str:
     if not np.isfinite(raw.max()):
         return NOT_FINITE
     if highest == -np.inf:
-        return "no token is left to sample: allowed_token_ids, bad_words, min_tokens and constraints exclude every one"
+        return NO_TOKEN_LEFT
     return "the logits are not finite (NaN or infinity) once the logits processors and parameters have been applied"

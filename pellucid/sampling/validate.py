@@ -14,6 +14,7 @@ from pellucid.sampling.params import ReasoningParams, SamplingParams, Structured
 
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MAX_COUNT = 2**31 - 1  # of tokens
+MIN_REPETITION_PENALTY = 1e-3  # logits are divided by it: below, they would overflow
 MAX_MARKER_TOKENS = 64  # of what begins or ends reasoning
 
 
@@ -79,7 +80,7 @@ def _check_numbers(params: SamplingParams, limits: SamplingLimits) -> None:
     _decimal("min_p", params.min_p, 0.0, 1.0)
     _decimal("presence_penalty", params.presence_penalty, -2.0, 2.0)
     _decimal("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
-    _decimal("repetition_penalty", params.repetition_penalty, 0.0, 1000.0, above_low=True)
+    _decimal("repetition_penalty", params.repetition_penalty, MIN_REPETITION_PENALTY, 1000.0)
     if params.seed is not None:
         _integer("seed", params.seed, INT64_MIN, INT64_MAX)
     if params.max_tokens is not None:

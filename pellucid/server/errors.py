@@ -10,7 +10,13 @@ from typing import Any
 
 import msgspec
 
-from pellucid.frontend.outputs import EngineUnavailableError, QueueFullError, RequestError, RequestTimeoutError
+from pellucid.frontend.outputs import (
+    ContradictionError,
+    EngineUnavailableError,
+    QueueFullError,
+    RequestError,
+    RequestTimeoutError,
+)
 
 
 class ApiError(Exception):
@@ -144,4 +150,6 @@ def from_request_error(error: RequestError) -> ApiError:
         return timed_out(str(error))
     if isinstance(error, EngineUnavailableError):
         return unavailable(str(error))
+    if isinstance(error, ContradictionError):
+        return invalid(f"Invalid request: {error}.")
     return internal(str(error))

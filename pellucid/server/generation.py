@@ -28,6 +28,8 @@ from pellucid.sampling.validate import InvalidParameterError
 from pellucid.server.errors import ApiError, context_length_exceeded, from_request_error, invalid, unavailable
 from pellucid.server.middleware.context import RequestRecord
 
+MAX_SEQUENCES = 2048  # of one request: as many as it may have prompts
+
 
 @dataclass(frozen=True)
 class Submission:
@@ -52,6 +54,7 @@ def submit(
     llm: AsyncLLM, submission: Submission, *, request_id: str, metrics: Metrics, record: RequestRecord, final_only: bool
 ) -> Generation:
     """Raises ApiError for every refusal, having let go of what was taken."""
+    _check_num_choices(submission)
     streams: list[RequestStream] = []
     try:
         llm.check_admission()  # once: the bound of the queue is not one on the prompts of a request
@@ -95,6 +98,18 @@ def check_admission(llm: AsyncLLM, metrics: Metrics, record: RequestRecord) -> N
         llm.check_admission()
     except RequestError as error:
         raise _refused(error, "", llm, metrics, record) from error
+
+
+def _check_num_choices(submission: Submission) -> None:
+    """Prompts and n have bounds each; their product would be more than the server could even queue in a minute."""
+    num_prompts, n = len(submission.prompts), submission.params.n
+    if num_prompts * n > MAX_SEQUENCES:
+        raise invalid(
+            f"Invalid 'n': integer above maximum value. Expected a value <= {MAX_SEQUENCES // num_prompts} with "
+            f"{num_prompts} prompts, but got {n} instead.",
+            code="integer_above_max_value",
+            param="n",
+        )
 
 
 def _check_fits(llm: AsyncLLM, prompt: list[int]) -> None:

@@ -44,10 +44,9 @@ async def create_completion(state: ServerState, request: Request, body: Completi
     await check_constraint(llm, constraint)
     prompts = await completion_prompts(llm, body)
     max_tokens = 16 if body.max_tokens is None else body.max_tokens
-    options: dict[str, Any] = {"structured_outputs": constraint}
+    params = sampling_params(body, max_tokens=max(max_tokens, 1), logprobs=body.logprobs, structured_outputs=constraint)
     if body.echo and body.logprobs is not None:
-        options["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
-    params = sampling_params(body, max_tokens=max(max_tokens, 1), logprobs=body.logprobs, **options)
+        params = msgspec.structs.replace(params, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
     if body.suffix and llm.fill_in_the_middle is not None:
         stop_token_ids = (*params.stop_token_ids, *llm.fill_in_the_middle.stop_token_ids)
         params = msgspec.structs.replace(params, stop_token_ids=stop_token_ids)

@@ -30,5 +30,6 @@ def add_routes(app: FastAPI) -> None:
 
     add_get(app, "/", root, summary="What answers here", head=True)
     add_get(app, "/health", health, summary="200 when requests are answered, 503 with the reason when not", head=True)
-    add_get(app, "/metrics", metrics, summary="Prometheus metrics")
+    formats = ("text/plain", "application/openmetrics-text")
+    add_get(app, "/metrics", metrics, summary="Prometheus metrics", content_types=formats)
     add_get(app, "/openapi.json", openapi, summary="This document")

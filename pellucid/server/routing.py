@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -75,18 +75,51 @@ def add_post(
     app.state.schemas += (item for item in (model, errors) if item not in app.state.schemas)
 
 
-def add_get(app: FastAPI, path: str, endpoint: Callable[..., Any], *, summary: str, head: bool = False) -> None:
-    app.add_api_route(path, endpoint, methods=["GET"], summary=summary, response_model=None, responses=_OK)
+def add_get(
+    app: FastAPI,
+    path: str,
+    endpoint: Callable[..., Any],
+    *,
+    summary: str,
+    head: bool = False,
+    content_types: Sequence[str] = ("application/json",),
+) -> None:
+    _add_without_body(app, "GET", path, endpoint, summary, content_types)
     if head:
         app.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
 
 
 def add_delete(app: FastAPI, path: str, endpoint: Callable[..., Any], *, summary: str) -> None:
-    app.add_api_route(path, endpoint, methods=["DELETE"], summary=summary, response_model=None, responses=_OK)
+    _add_without_body(app, "DELETE", path, endpoint, summary)
 
 
 def add_post_without_body(app: FastAPI, path: str, endpoint: Callable[..., Any], *, summary: str) -> None:
-    app.add_api_route(path, endpoint, methods=["POST"], summary=summary, response_model=None, responses=_OK)
+    _add_without_body(app, "POST", path, endpoint, summary)
+
+
+def _add_without_body(
+    app: FastAPI,
+    method: str,
+    path: str,
+    endpoint: Callable[..., Any],
+    summary: str,
+    content_types: Sequence[str] = ("application/json",),
+) -> None:
+    """With the classes of errors documented, FastAPI adds none of its own (a 422, which nothing here ever sends)."""
+    done = {"description": "Done.", "content": {content_type: {} for content_type in content_types}}
+    refused = {
+        "description": "It is wrong, not allowed, or names what is not there.",
+        "content": {"application/json": {"schema": {"$ref": REF.format(model=ErrorResponse.__name__)}}},
+    }
+    app.add_api_route(
+        path,
+        endpoint,
+        methods=[method],
+        summary=summary,
+        response_model=None,
+        response_class=Response,
+        responses={200: done, "4XX": refused, "5XX": {"description": "The server is not ready, or failed."}},
+    )
 
 
 _ERRORS = {

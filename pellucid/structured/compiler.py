@@ -131,6 +131,8 @@ def _probe(kind: str, matcher: Any, vocabulary: GrammarVocabulary) -> None:
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         first = next((token_id for token_id in allowed.tolist() if token_id not in eos), None)
         if first is None:
+            if not matcher.is_accepting():
+                raise ConstraintError(kind, "it asks for the token that ends the text, after which nothing can follow")
             return
         matcher.consume_token(first)
         _check(kind, matcher)

@@ -57,6 +57,8 @@ def grammar_of(constraint: StructuredOutputsParams) -> str:
     if kind == "regex":
         regex = constraint.regex or ""
         _check_size("regex", len(regex.encode()), MAX_REGEX_BYTES)
+        if (len(regex) - len(regex.rstrip("\\"))) % 2:  # the conversion would drop it without a word
+            raise ConstraintError("regex", "invalid regex: it ends with a backslash that escapes nothing")
         return LLMatcher.grammar_from_lark(f"start: /{regex_to_lark(regex, 'dws')}/")
     if kind == "choice":
         return LLMatcher.grammar_from_lark(_one_of(constraint.choice or ()))

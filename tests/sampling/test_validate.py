@@ -66,6 +66,7 @@ def test_what_is_at_the_bounds_is_valid(kwargs):
         (dict(presence_penalty=2.1), "presence_penalty", "decimal_above_max_value"),
         (dict(frequency_penalty=-2.1), "frequency_penalty", "decimal_below_min_value"),
         (dict(repetition_penalty=0), "repetition_penalty", "decimal_below_min_value"),
+        (dict(repetition_penalty=1e-308), "repetition_penalty", "decimal_below_min_value"),
         (dict(seed=2**63), "seed", "integer_above_max_value"),
         (dict(seed=-(2**63) - 1), "seed", "integer_below_min_value"),
         (dict(max_tokens=0), "max_tokens", "integer_below_min_value"),

@@ -31,6 +31,15 @@ def test_every_form_of_prompt_gives_its_choices_in_order(scripted: RunningServer
         assert answer["usage"]["completion_tokens"] == 2 * 2 + 2 * 3
 
 
+def test_prompts_and_n_together_are_bounded(scripted: RunningServer) -> None:
+    """Each within its own bound: 2048 prompts of 128 choices would keep the server busy for minutes."""
+    response = scripted.post("/v1/completions", model="m", prompt=["x"] * 2048, n=2, max_tokens=1)
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["code"], error["param"]) == ("integer_above_max_value", "n")
+    assert "<= 1 with 2048 prompts" in error["message"]
+
+
 def test_many_prompts_stream_as_one(scripted: RunningServer) -> None:
     prompts = [f"say {'x' * i}" for i in range(1, 9)]
     events = stream(scripted, prompts, n=2, stream_options={"include_usage": True})
@@ -63,6 +72,12 @@ def test_echo_with_logprobs_has_the_shape_that_lm_eval_reads(scripted: RunningSe
         assert found["top_logprobs"] == [None] + [{token: -0.25} for token in expected[1:]]
         assert answer["usage"]["completion_tokens"] == max_tokens
         assert choice["finish_reason"] == "length"
+
+
+def test_echo_with_logprobs_goes_together_with_prompt_logprobs(scripted: RunningServer) -> None:
+    choice = complete(scripted, "say hi", echo=True, logprobs=1, prompt_logprobs=2, max_tokens=1)["choices"][0]
+    assert choice["logprobs"]["tokens"][:3] == ["s", "a", "y"]
+    assert min(len(entry) for entry in choice["prompt_logprobs"][1:]) >= 2
 
 
 def test_echo_alone_puts_the_prompt_before_each_choice(scripted: RunningServer) -> None:

@@ -212,9 +212,10 @@ def test_a_deleted_response_is_gone(client: openai.OpenAI, scripted: RunningServ
         client.responses.retrieve(response.id)
     with pytest.raises(openai.NotFoundError):
         client.responses.delete(response.id)
-    with pytest.raises(openai.BadRequestError) as refused:
-        create(client, "say y", previous_response_id=response.id)
-    assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
+    for unknown in (response.id, ""):
+        with pytest.raises(openai.BadRequestError) as refused:
+            create(client, "say y", previous_response_id=unknown)
+        assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
 
 
 def test_a_chain_without_its_beginning_is_an_error_and_not_a_shorter_chain(client: openai.OpenAI) -> None:

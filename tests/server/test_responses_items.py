@@ -96,6 +96,11 @@ def test_reasoning_is_read_from_the_fullest_form_there_is(fields: dict[str, Any]
     assert turn[1].get("reasoning_content") == text
 
 
+def test_an_id_alone_is_a_reference() -> None:
+    item = complete_item(TypeAdapter(Item).validate_python({"id": "msg_1"}))
+    assert (item["type"], item["id"]) == ("item_reference", "msg_1")
+
+
 def test_a_result_without_its_call_is_refused() -> None:
     with pytest.raises(ApiError, match="No tool call found for function call output with call_id z"):
         messages(call("a"), result("z"))

@@ -110,6 +110,23 @@ def test_what_cannot_be_obeyed_is_a_400_before_anything_is_sent(
         assert words in error["message"]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        dict(structured_outputs={"regex": "a+"}, bad_words=["a"]),
+        dict(structured_outputs={"regex": "a+"}, allowed_token_ids=[50]),
+        dict(allowed_token_ids=[2], min_tokens=3),
+    ],
+)
+def test_a_request_that_contradicts_itself_is_the_clients_error(smollm2: RunningServer, more: dict[str, Any]) -> None:
+    """It shows only when no token is left; then a 500 would make clients send it again."""
+    response = chat(smollm2, **more)
+    assert response.status_code == 400
+    assert "no token is left" in response.json()["error"]["message"]
+    streamed = events_of(chat(smollm2, stream=True, **more))
+    assert (streamed[-1]["error"]["type"], streamed[-1]["error"]["code"]) == ("invalid_request_error", "invalid_value")
+
+
 def test_an_engine_that_cannot_constrain_says_so(scripted: RunningServer) -> None:
     model = scripted.client.get("/v1/models").json()["data"][0]["id"]
     for more, param in (

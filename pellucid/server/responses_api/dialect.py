@@ -63,7 +63,8 @@ class Responses:
         if user := body.safety_identifier or body.user:
             record.user_digest = digest_of(user)
         keeps = check(body, can_store=self.store is not None)
-        history = await self.kept().history(body.previous_response_id) if body.previous_response_id else []
+        previous = body.previous_response_id
+        history = [] if previous is None else await self.kept().history(previous)
         plan = make_plan(body, state, history=history, items=await self._resolved(own_items(body)), store=keeps)
         prepared = await prepare_within(state, plan)
         generation = submit(

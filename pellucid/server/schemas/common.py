@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from pellucid.sampling.validate import MIN_REPETITION_PENALTY
 from pellucid.server.schemas.prompts import TokenIds
 
 MAX_CHOICES = 128
@@ -46,7 +47,7 @@ class SamplingFields(StrictModel):
 
     top_k: Annotated[int, Field(ge=-1)] | None = Field(None, description="0 or -1: all tokens.")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=MIN_REPETITION_PENALTY, le=1000)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None

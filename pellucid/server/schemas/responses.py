@@ -27,7 +27,14 @@ from openai.types.responses import (
 from openai.types.shared import Reasoning, ResponseFormatJSONObject, ResponseFormatText
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from pellucid.server.schemas.common import MAX_LOGPROBS, ClientFields, JsonObject, SamplingFields, StrictModel
+from pellucid.server.schemas.common import (
+    MAX_LOGPROBS,
+    MAX_STOP_STRINGS,
+    ClientFields,
+    JsonObject,
+    SamplingFields,
+    StrictModel,
+)
 
 MAX_ITEMS = 16384
 MAX_TOOLS = 1024
@@ -92,6 +99,7 @@ class ReasoningItem(ResponseReasoningItem):
 
 class ItemReference(response_input_item.ItemReference):
     model_config = _STRICT
+    type: Literal["item_reference"] = "item_reference"
 
 
 def _item_type(value: Any) -> Any:
@@ -233,7 +241,7 @@ class ResponsesRequest(ClientFields):
     prompt_cache_retention: Literal["in_memory", "24h"] | None = None
 
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Annotated[list[str], Field(max_length=MAX_STOP_STRINGS)] | None = None
     top_k: int | None = None
     min_p: float | None = None
     presence_penalty: float | None = None
