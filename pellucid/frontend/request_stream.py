@@ -17,7 +17,7 @@ from pellucid.frontend.outputs import (
     RequestOutput,
     RequestTimeoutError,
 )
-from pellucid.sampling.errors import NO_TOKEN_LEFT
+from pellucid.sampling.errors import CANNOT_CONTINUE, NO_TOKEN_LEFT
 
 # The engine ends a request at its deadline, and says where it was. Where no engine answers, the front end does, later.
 ENGINE_GRACE_S = 1.0
@@ -106,7 +106,8 @@ class ActiveRequest:
             return RequestTimeoutError(text)
         if self._client.state in (EngineState.FAILED, EngineState.STOPPED):
             return EngineUnavailableError(text)
-        return ContradictionError(text) if text == NO_TOKEN_LEFT else RequestError(text)
+        contradicts_itself = text == NO_TOKEN_LEFT or text.startswith(CANNOT_CONTINUE)
+        return ContradictionError(text) if contradicts_itself else RequestError(text)
 
     def _on_silent_deadline(self) -> None:
         self.fail(RequestTimeoutError(f"timed out after {self._timeout_s:g} s while no engine answered"))

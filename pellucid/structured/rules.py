@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from pellucid.core.messages import EngineCoreRequest
+from pellucid.sampling.errors import CANNOT_CONTINUE
 from pellucid.sampling.params import ReasoningParams, SamplingParams
 from pellucid.sampling.reasoning import Phase, ReasoningTracker
 from pellucid.structured.compiler import CompiledGrammar, GrammarCompiler, error_of
@@ -90,7 +91,7 @@ class OutputState:
         if token_id in self._rules.eos_token_ids:
             self._ended = True
         elif not self._ended and not self._matcher.consume_token(token_id):
-            self.error = f"the output cannot be continued by its constraint: {error_of(self._matcher)}"
+            self.error = f"{CANNOT_CONTINUE}: {error_of(self._matcher)}"
 
     # the mask of the next step ---------------------------------------------------------------------------------------
 
@@ -127,7 +128,7 @@ class OutputState:
             may_end = self.must_end = True
         else:
             if self._matcher.is_error():
-                self.error = f"the output cannot be continued by its constraint: {error_of(self._matcher)}"
+                self.error = f"{CANNOT_CONTINUE}: {error_of(self._matcher)}"
                 return
             may_end = self._matcher.is_accepting()
             self.must_end = self._matcher.is_stopped()

@@ -17,7 +17,7 @@ from small_model import NAME, small_server
 
 from pellucid.server.options import OptionsError, ServerOptions, check_options
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 4.0
 # It hangs: the compiler makes an automaton with as many states as the least common multiple has, some hundred million.
 HANGS = {"type": "integer", "allOf": [{"multipleOf": 9973}, {"multipleOf": 9967}]}
 NUMBERS = itertools.count()
@@ -60,7 +60,7 @@ def begin_hanging(server: RunningServer, pool: ThreadPoolExecutor) -> tuple[Futu
     hanging = pool.submit(ask, server, json=HANGS)
 
     def busy() -> list[psutil.Process]:
-        return [process for process, user in before.items() if process.cpu_times().user > user + 0.1]
+        return [process for process, user in before.items() if process.cpu_times().user > user + 0.05]
 
     wait_for(busy, TIMEOUT_S, server.describe)
     return hanging, busy()[0]

@@ -185,13 +185,15 @@ def test_offline_a_constraint_that_cannot_be_compiled_is_refused_before_anything
 # schemas of real shape -----------------------------------------------------------------------------------------------
 
 NAMES = st.sampled_from(["id", "name", "value", "items", "kind", "unit price", "größe"])
+# Beyond that plane, SmolLM2 has no tokens for some of the bytes.
+TEXTS = st.text(st.characters(codec="utf-8", max_codepoint=0xFFFF), max_size=5)
 LEAVES = st.one_of(
     st.builds(lambda low, size: {"type": "integer", "minimum": low, "maximum": low + size},
               st.integers(-1000, 1000), st.integers(0, 5000)),
     st.builds(lambda low, size: {"type": "string", "minLength": low, "maxLength": low + size},
               st.integers(0, 3), st.integers(0, 6)),
     st.builds(lambda values: {"enum": values},
-              st.lists(st.one_of(st.text(max_size=5), st.integers(-9, 9), st.none()), min_size=1, max_size=4)),
+              st.lists(st.one_of(TEXTS, st.integers(-9, 9), st.none()), min_size=1, max_size=4)),
     st.sampled_from([
         {"type": "boolean"}, {"type": "null"}, {"const": "fixed"}, {"type": "string", "format": "date"},
         {"type": "string", "format": "ipv4"}, {"type": "string", "pattern": "^[A-Z]{2}[0-9]{1,3}$"},
