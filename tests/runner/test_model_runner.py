@@ -175,9 +175,9 @@ def test_what_is_kept_for_a_request_goes_when_it_is_finished(loaded):
     runner = runner_of(loaded)
     first, second = make_request("a", prompt(5), [0]), make_request("b", prompt(5), [1])
     runner.execute(step((first, 0, 5)))
-    assert list(runner._states) == ["a"]
+    assert list(runner._requests) == ["a"]
     runner.execute(step((second, 0, 5), finished=("a",)))
-    assert list(runner._states) == ["b"]
+    assert list(runner._requests) == ["b"]
 
 
 def test_an_id_that_comes_again_is_another_request(loaded):
@@ -193,7 +193,7 @@ def test_a_warm_up_leaves_nothing_behind_and_calls_no_processor(loaded):
     request = make_request("a", prompt(20), [0, 1], logprobs=2)
     runner.warm_up(64, BLOCK_SIZE, num_tokens=100, num_reqs=8)
     assert recorder._function.calls == []
-    assert runner._states == {}
+    assert runner._requests == {}
     warm = runner.execute(step((request, 0, 20))).requests
     cold = runner_of(loaded).execute(step((request, 0, 20))).requests
     assert list(warm) == list(cold)
