@@ -48,7 +48,7 @@ def ask(server: RunningServer, **constraint: object) -> httpx.Response:
 
 
 def free_text(server: RunningServer) -> str:
-    body = dict(model=NAME, prompt="Two", max_tokens=48, seed=2, ignore_eos=True)
+    body = dict(model=NAME, prompt="Two", max_tokens=16, seed=2, ignore_eos=True)
     return server.post("/v1/completions", **body).json()["choices"][0]["text"]
 
 
