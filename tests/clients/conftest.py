@@ -1,19 +1,18 @@
 """A real server that says what a test has written down, for clients that are as their users have them.
 
 The server is `pellucid serve` on a small random model with Qwen3's own vocabulary and chat template; what it says is
-scripted (tests/server/scripted_answers.py). Agents and SDKs of the npm world lie in node_modules: `npm ci` in this
+scripted (tests/server/scripted_answers.py). Agents and SDKs of the npm world lie in node_modules: `npm install` in this
 directory puts them there, and .ci/run does so.
 """
 
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import RunningServer
+from harness import serving
 from scripted_server import MODEL, ScriptedServer
 
 HERE = Path(__file__).parent
@@ -58,16 +57,10 @@ def qwen3_checkpoint(node_modules: Path, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="session")
 def _scripted_qwen3(qwen3_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedServer]:
     script = tmp_path_factory.mktemp("script") / "script.json"
-    command = [sys.executable, "-m", "pellucid", "serve", str(qwen3_checkpoint), "--port", "0"]
-    command += ["--served-model-name", MODEL, "--max-model-len", str(MAX_MODEL_LEN), "--kv-cache-memory", "512MiB"]
-    command += ["--logits-processor", "scripted_answers:ScriptedAnswers"]
-    server = RunningServer(command, PELLUCID_TEST_SCRIPT=str(script))
-    try:
-        yield ScriptedServer(server.wait_ready(), script)
-        server.wait_idle()
-    finally:
-        code = server.stop()
-    assert code == 0, server.describe()
+    options = ["--served-model-name", MODEL, "--max-model-len", str(MAX_MODEL_LEN), "--kv-cache-memory", "512MiB"]
+    options += ["--logits-processor", "scripted_answers:ScriptedAnswers"]
+    with serving(str(qwen3_checkpoint), *options, PELLUCID_TEST_SCRIPT=str(script)) as server:
+        yield ScriptedServer(server, script)
 
 
 @pytest.fixture

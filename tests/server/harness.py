@@ -130,6 +130,23 @@ def wait_for(condition: Callable[[], object], timeout_s: float, describe: Callab
 
 
 @contextmanager
+def serving(*arguments: str, **environment: str) -> Iterator[RunningServer]:
+    """`pellucid serve` with these arguments, on a port of its own. Unless a test has ended it, it is idle at the end and
+    leaves with exit code 0 when told to, or the test fails.
+    """
+    server = RunningServer([sys.executable, "-m", "pellucid", "serve", *arguments, "--port", "0"], **environment)
+    lives = False
+    try:
+        yield server.wait_ready()
+        lives = server.process.poll() is None
+        if lives:
+            server.wait_idle()
+    finally:
+        code = server.stop()
+    assert not lives or code == 0, server.describe()
+
+
+@contextmanager
 def scripted_server(
     *,
     script: dict[str, Any] | None = None,

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import copy
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness import RunningServer
+from harness import RunningServer, serving
 from tiny import CHAT_TEMPLATE, END_OF_TEXT_ID, TURN_END_ID, make_tiny_model, tiny_tokenizer
 
 PREFIX, SUFFIX, MIDDLE = FIM_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
@@ -35,11 +34,6 @@ def make_checkpoint(directory: Path) -> Path:
 @contextmanager
 def small_server(directory: Path, *options: str) -> Iterator[RunningServer]:
     """Idle again at the end, or the test fails."""
-    given = ["--port", "0", "--served-model-name", NAME, "--num-kv-blocks", "512", *options]
-    server = RunningServer([sys.executable, "-m", "pellucid", "serve", str(make_checkpoint(directory)), *given])
-    try:
-        yield server.wait_ready()
-        if server.process.poll() is None:
-            server.wait_idle()
-    finally:
-        server.stop()
+    given = ["--served-model-name", NAME, "--num-kv-blocks", "512", *options]
+    with serving(str(make_checkpoint(directory)), *given) as server:
+        yield server

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
-from harness import RunningServer
+from harness import RunningServer, serving
 from transformers import AutoModelForCausalLM, GgufConfig
 
 from pellucid.loader.resolve import resolve_model
@@ -23,12 +22,8 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    options = ["--dtype", "float32", "--kernels", "torch", "--max-model-len", "512", "--port", "0"]
-    server = RunningServer([sys.executable, "-m", "pellucid", "serve", MODEL, *options])
-    try:
-        yield server.wait_ready()
-    finally:
-        server.stop()
+    with serving(MODEL, "--dtype", "float32", "--kernels", "torch", "--max-model-len", "512") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
