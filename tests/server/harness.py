@@ -131,8 +131,8 @@ def wait_for(condition: Callable[[], object], timeout_s: float, describe: Callab
 
 @contextmanager
 def serving(*arguments: str, **environment: str) -> Iterator[RunningServer]:
-    """`pellucid serve` with these arguments, on a port of its own. Unless a test has ended it, it is idle at the end and
-    leaves with exit code 0 when told to, or the test fails.
+    """`pellucid serve` with these arguments, on a port of its own. Unless a test has ended it, it is idle at the end
+    and leaves with exit code 0 when told to, or the test fails.
     """
     server = RunningServer([sys.executable, "-m", "pellucid", "serve", *arguments, "--port", "0"], **environment)
     lives = False
