@@ -17,6 +17,9 @@
 
 #define PELLUCID_INLINE static inline __attribute__((always_inline))
 
+// Loops over sums held in registers: one that stays a loop would keep them in memory.
+#define PELLUCID_UNROLL _Pragma("GCC unroll 16")
+
 namespace pellucid {
 namespace PELLUCID_ISA {
 

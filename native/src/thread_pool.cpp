@@ -16,7 +16,10 @@
 namespace pellucid {
 namespace {
 
-constexpr auto kSpinBetweenJobs = std::chrono::microseconds(200);
+// Between two jobs a worker waits awake for the time that a step's Python takes: a sleeping core of a virtual machine
+// needs many times longer to come back. After the first part it lets anyone else who wants the core have it.
+constexpr auto kSpinBetweenJobs = std::chrono::microseconds(100);
+constexpr auto kAwakeBetweenJobs = std::chrono::microseconds(2000);
 constexpr int kSpinsBeforeYield = 4000;  // at a barrier, about 50 us: after that, someone has taken a core from us
 
 inline void relax() {
@@ -119,12 +122,17 @@ void ThreadPool::worker(int thread) {
     if (!cores_.empty()) pin_this_thread(cores_[thread]);
     uint32_t seen = 0;
     while (true) {
-        const auto deadline = std::chrono::steady_clock::now() + kSpinBetweenJobs;
+        const auto begin = std::chrono::steady_clock::now();
+        bool yielding = false;
         uint32_t now = generation_.load(std::memory_order_acquire);
         for (int spins = 0; now == seen && !stop_.load(std::memory_order_relaxed); ++spins) {
-            relax();
+            if (yielding) sched_yield();
+            else relax();
             now = generation_.load(std::memory_order_acquire);
-            if ((spins & 63) != 63 || std::chrono::steady_clock::now() < deadline) continue;
+            if (!yielding && (spins & 63) != 63) continue;
+            const auto waited = std::chrono::steady_clock::now() - begin;
+            yielding = waited > kSpinBetweenJobs;
+            if (waited < kAwakeBetweenJobs) continue;
             std::unique_lock<std::mutex> lock(sleep_mutex_);
             sleepers_.fetch_add(1, std::memory_order_seq_cst);
             wake_.wait(lock, [&] { return generation_.load(std::memory_order_seq_cst) != seen || stop_.load(); });

@@ -44,17 +44,24 @@ struct F32 {
     template <int R, int V>
     static void scores(const float* q, int64_t dim, const float* const* tiles, float* s) {
         Vec acc[R][V];
+        PELLUCID_UNROLL
         for (int r = 0; r < R; ++r)
+            PELLUCID_UNROLL
             for (int v = 0; v < V; ++v) acc[r][v] = zero();
         for (int64_t d = 0; d < dim; ++d) {
             Vec key[V];
+            PELLUCID_UNROLL
             for (int v = 0; v < V; ++v) key[v] = load(tiles[v] + d * kTileKeys);
+            PELLUCID_UNROLL
             for (int r = 0; r < R; ++r) {
                 const Vec x = splat(q[r * dim + d]);
+                PELLUCID_UNROLL
                 for (int v = 0; v < V; ++v) acc[r][v] = fma(x, key[v], acc[r][v]);
             }
         }
+        PELLUCID_UNROLL
         for (int r = 0; r < R; ++r)
+            PELLUCID_UNROLL
             for (int v = 0; v < V; ++v) store(s + r * kChunk + v * kTileKeys, acc[r][v]);
     }
 
@@ -62,18 +69,25 @@ struct F32 {
     template <int R, int V>
     static void values(const float* p, KeyRange keys, const float* const* tiles, int64_t dim, int64_t d, float* out) {
         Vec acc[R][V];
+        PELLUCID_UNROLL
         for (int r = 0; r < R; ++r)
+            PELLUCID_UNROLL
             for (int v = 0; v < V; ++v) acc[r][v] = zero();
         for (int key = keys.first; key < keys.last; ++key) {
             const float* value = tiles[key / kTileKeys] + key % kTileKeys * dim + d;
             Vec x[V];
+            PELLUCID_UNROLL
             for (int v = 0; v < V; ++v) x[v] = load(value + v * kLanes);
+            PELLUCID_UNROLL
             for (int r = 0; r < R; ++r) {
                 const Vec weight = splat(p[r * kChunk + key]);
+                PELLUCID_UNROLL
                 for (int v = 0; v < V; ++v) acc[r][v] = fma(weight, x[v], acc[r][v]);
             }
         }
+        PELLUCID_UNROLL
         for (int r = 0; r < R; ++r)
+            PELLUCID_UNROLL
             for (int v = 0; v < V; ++v) store(out + r * dim + d + v * kLanes, acc[r][v]);
     }
 };
@@ -88,46 +102,66 @@ struct F32OverBf16 : F32 {
     template <int R, int V>
     static void scores(const float* q, int64_t dim, const uint16_t* const* tiles, float* s) {
         Vec acc[R][V];
+        PELLUCID_UNROLL
         for (int r = 0; r < R; ++r)
+            PELLUCID_UNROLL
             for (int v = 0; v < V; ++v) acc[r][v] = zero();
         for (int64_t d = 0; d < dim; d += 2) {
             Vec even[V], odd[V];
+            PELLUCID_UNROLL
             for (int v = 0; v < V; ++v) load_bf16_pairs(tiles[v] + d * kTileKeys, even[v], odd[v]);
+            PELLUCID_UNROLL
             for (int r = 0; r < R; ++r) {
                 const Vec x = splat(q[r * dim + d]), y = splat(q[r * dim + d + 1]);
+                PELLUCID_UNROLL
                 for (int v = 0; v < V; ++v) acc[r][v] = fma(y, odd[v], fma(x, even[v], acc[r][v]));
             }
         }
+        PELLUCID_UNROLL
         for (int r = 0; r < R; ++r)
+            PELLUCID_UNROLL
             for (int v = 0; v < V; ++v) store(s + r * kChunk + v * kTileKeys, acc[r][v]);
     }
 
     template <int R, int V>
     static void values(const float* p, KeyRange keys, const uint16_t* const* tiles, int64_t dim, int64_t d, float* out) {
         Vec acc[R][V];
+        PELLUCID_UNROLL
         for (int r = 0; r < R; ++r)
+            PELLUCID_UNROLL
             for (int v = 0; v < V; ++v) acc[r][v] = zero();
         // Where only one key of a pair is in the range, the other's value may be anything.
-        auto pair = [&](int j, bool first, bool second) __attribute__((always_inline)) {
-            const uint16_t* value = tiles[j / (kTileKeys / 2)] + (j % (kTileKeys / 2) * dim + d) * 2;
+        auto pair = [&](const uint16_t* value, const float* weights, bool first, bool second) __attribute__((always_inline)) {
             Vec even[V], odd[V];
+            PELLUCID_UNROLL
             for (int v = 0; v < V; ++v) load_bf16_pairs(value + v * 2 * kLanes, even[v], odd[v]);
+            PELLUCID_UNROLL
             for (int r = 0; r < R; ++r) {
-                const Vec x = splat(p[r * kChunk + 2 * j]), y = splat(p[r * kChunk + 2 * j + 1]);
+                const Vec x = splat(weights[r * kChunk]), y = splat(weights[r * kChunk + 1]);
+                PELLUCID_UNROLL
                 for (int v = 0; v < V; ++v) {
                     if (first) acc[r][v] = fma(x, even[v], acc[r][v]);
                     if (second) acc[r][v] = fma(y, odd[v], acc[r][v]);
                 }
             }
         };
-        int j = keys.first / 2;
-        if (keys.first % 2 == 1 && keys.first < keys.last) {
-            pair(j, false, true);
-            ++j;
+        for (int t = keys.tile_begin(); t < keys.tile_end(); ++t) {
+            const int base = t * kTileKeys;
+            const int begin = keys.first > base ? keys.first - base : 0;
+            const int end = keys.last < base + kTileKeys ? keys.last - base : kTileKeys;
+            const uint16_t* value = tiles[t] + (begin / 2 * dim + d) * 2;
+            const float* weights = p + base + begin / 2 * 2;
+            int key = begin;
+            if (key % 2 == 1) {
+                pair(value, weights, false, true);
+                ++key, value += 2 * dim, weights += 2;
+            }
+            for (; key + 1 < end; key += 2, value += 2 * dim, weights += 2) pair(value, weights, true, true);
+            if (key < end) pair(value, weights, true, false);
         }
-        for (; j < keys.last / 2; ++j) pair(j, true, true);
-        if (keys.last % 2 == 1 && j == keys.last / 2) pair(j, true, false);
+        PELLUCID_UNROLL
         for (int r = 0; r < R; ++r)
+            PELLUCID_UNROLL
             for (int v = 0; v < V; ++v) store(out + r * dim + d + v * kLanes, acc[r][v]);
     }
 };
@@ -153,17 +187,24 @@ struct Bf16 {
     template <int R, int V>
     static void scores(const uint16_t* q, int64_t dim, const uint16_t* const* tiles, float* s) {
         __m512 acc[R][V];
+        PELLUCID_UNROLL
         for (int r = 0; r < R; ++r)
+            PELLUCID_UNROLL
             for (int v = 0; v < V; ++v) acc[r][v] = _mm512_setzero_ps();
         for (int64_t d = 0; d < dim; d += 2) {
             __m512bh key[V];
+            PELLUCID_UNROLL
             for (int v = 0; v < V; ++v) key[v] = (__m512bh)_mm512_loadu_si512(tiles[v] + d * kTileKeys);
+            PELLUCID_UNROLL
             for (int r = 0; r < R; ++r) {
                 const __m512bh x = splat_pair(q + r * dim + d);
+                PELLUCID_UNROLL
                 for (int v = 0; v < V; ++v) acc[r][v] = _mm512_dpbf16_ps(acc[r][v], key[v], x);
             }
         }
+        PELLUCID_UNROLL
         for (int r = 0; r < R; ++r)
+            PELLUCID_UNROLL
             for (int v = 0; v < V; ++v) _mm512_storeu_ps(s + r * kChunk + v * kTileKeys, acc[r][v]);
     }
 
@@ -171,17 +212,22 @@ struct Bf16 {
     static void values(const uint16_t* p, KeyRange keys, const uint16_t* const* tiles, int64_t dim, int64_t d,
                        float* out) {
         __m512 acc[R][V];
+        PELLUCID_UNROLL
         for (int r = 0; r < R; ++r)
+            PELLUCID_UNROLL
             for (int v = 0; v < V; ++v) acc[r][v] = _mm512_setzero_ps();
         // A key outside the range has weight 0, but its value may be anything, NaN too, and 0 * NaN is NaN: where only
         // one key of a pair is in the range, the other's value is masked away.
         auto pair = [&](int j, __m512i mask) __attribute__((always_inline)) {
             const uint16_t* value = tiles[j / (kTileKeys / 2)] + (j % (kTileKeys / 2) * dim + d) * 2;
             __m512bh x[V];
+            PELLUCID_UNROLL
             for (int v = 0; v < V; ++v)
                 x[v] = (__m512bh)_mm512_and_si512(_mm512_loadu_si512(value + v * 2 * kLanes), mask);
+            PELLUCID_UNROLL
             for (int r = 0; r < R; ++r) {
                 const __m512bh weight = splat_pair(p + r * kChunk + 2 * j);
+                PELLUCID_UNROLL
                 for (int v = 0; v < V; ++v) acc[r][v] = _mm512_dpbf16_ps(acc[r][v], x[v], weight);
             }
         };
@@ -193,7 +239,9 @@ struct Bf16 {
         }
         for (; j < keys.last / 2; ++j) pair(j, _mm512_set1_epi32(-1));
         if (keys.last % 2 == 1) pair(j, even);
+        PELLUCID_UNROLL
         for (int r = 0; r < R; ++r)
+            PELLUCID_UNROLL
             for (int v = 0; v < V; ++v) _mm512_storeu_ps(out + r * dim + d + v * kLanes, acc[r][v]);
     }
 };

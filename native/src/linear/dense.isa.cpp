@@ -82,10 +82,11 @@ struct DenseKernel {
         for (int r = 0; r < R; ++r)
             for (int h = 0; h < halves; ++h) sums[r][h] = Format::start(x + r * tile.row_stride, k);
         RowCursor<R> cursor(x, tile.row_stride);
-        Prefetch next = Prefetch(reinterpret_cast<const std::byte*>(panel) + steps * 128, steps * 128)
+        const int64_t ahead = R == 1 ? kStreamAhead : steps * 128;
+        Prefetch next = Prefetch(reinterpret_cast<const std::byte*>(panel) + ahead, steps * 128)
                             .share(tile_index * (2 / halves) + first_half, tiles * (2 / halves), steps);
         for (int64_t i = 0; i < steps; ++i) {
-            next.step();
+            next.template step<R == 1>();
             typename Format::Weights w[halves];
             PELLUCID_UNROLL
             for (int h = 0; h < halves; ++h) w[h] = Format::load(weights + i * 128 + 64 * h);

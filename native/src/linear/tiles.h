@@ -3,8 +3,6 @@
 #include "linear/integers.h"
 #include "linear/kernels.h"
 
-// Loops over sums held in registers: one that stays a loop would keep them in memory.
-#define PELLUCID_UNROLL _Pragma("GCC unroll 16")
 #define PELLUCID_INLINE_MEMBER inline __attribute__((always_inline))
 
 namespace pellucid {
@@ -66,6 +64,9 @@ class RowCursor {
     size_t stride_;
 };
 
+// How far ahead of itself a single row, which reads the panels in one stream, asks for memory. In bytes.
+constexpr int kStreamAhead = 4096;
+
 // Asks for memory that the next panel will need while the rows of this one are being multiplied: the hardware's own
 // prefetching stops where the stream pauses. Each of the tiles of rows takes an equal share of `num_bytes`.
 class Prefetch {
@@ -78,9 +79,12 @@ class Prefetch {
         mine.stride_ = mine.num_bytes_ / steps;
         return mine;
     }
+    // `once`: nobody will read it again, so that it need not push anything else out of the larger caches.
+    template <bool once = false>
     PELLUCID_INLINE_MEMBER void step() {
-        __builtin_prefetch(data_, 0, 2);
-        if (stride_ > 64) __builtin_prefetch(data_ + 64, 0, 2);
+        constexpr int locality = once ? 0 : 2;
+        __builtin_prefetch(data_, 0, locality);
+        if (stride_ > 64) __builtin_prefetch(data_ + 64, 0, locality);
         data_ += stride_;
     }
 
