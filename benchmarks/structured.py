@@ -1,10 +1,11 @@
-"""What constraints on the output cost: the same requests free and constrained, alternately, in one process.
+"""What constraints on the output cost and save: the same requests free and constrained, alternately, in one process.
 
     python benchmarks/structured.py [MODEL] --requests 32 --tokens 128
 
-Every request makes the same number of tokens (ignore_eos; the schema has no end before that), so that only the masks
-differ. Prints the ratio of throughputs (1.0: the masks cost nothing), the share of the steps' time by kind, and how
-many tokens were forced, so that skipping their computation could gain something.
+Constrained ones are run twice: as they are, and with every token in a step of its own (no jumping over forced tokens),
+and must give the same tokens. Those named `endless` make the same number of tokens as the free ones (ignore_eos; the
+constraint has no end before that), so that only masks and jumps differ. Prints tokens per second, the steps of both
+ways, and how many tokens were forced.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ import argparse
 import json
 import statistics
 import time
+from dataclasses import dataclass, field
 
 import msgspec
-import numpy as np
 
 from pellucid import LLM, SamplingParams
+from pellucid.runner.model_runner import MAX_FORCED_TOKENS
 from pellucid.sampling.params import StructuredOutputsParams
-from pellucid.structured.compiler import GrammarCompiler, fill_mask
-from pellucid.structured.vocabulary import GrammarVocabulary
 
 RECORD = {
     "type": "object",
@@ -40,11 +40,45 @@ RECORD = {
     "additionalProperties": False,
 }
 SCHEMA = {"type": "array", "items": RECORD, "minItems": 1000}
-CONSTRAINTS = {
+ENDLESS = {
     "json": StructuredOutputsParams(json=json.dumps(SCHEMA)),
     "json_object": StructuredOutputsParams(json='{"type": "array", "items": {"type": "object"}, "minItems": 1000}'),
     "regex": StructuredOutputsParams(regex=r"([A-Z][a-z]{1,9} [0-9]{2,4}, ){1000,}"),
 }
+ENDING = {
+    "record": StructuredOutputsParams(json=json.dumps(RECORD)),
+    "label": StructuredOutputsParams(choice=("positive", "negative", "neutral")),
+}
+FREE, STEP_BY_STEP, CONSTRAINED = "free", "step by step", "constrained"
+
+
+@dataclass
+class Measured:
+    """One way to run one workload. rates: tokens per second, a round each."""
+
+    rates: list[float] = field(default_factory=list)
+    token_ids: list[list[int]] = field(default_factory=list)
+    num_steps: int = 0
+    num_forced: int = 0
+
+    @property
+    def rate(self) -> float:
+        return statistics.median(self.rates[1:])  # the first warms up
+
+
+def measure(llm: LLM, prompts: list[list[int]], params: SamplingParams, kind: str, into: Measured) -> None:
+    core = llm._core
+    core.runner.max_forced_tokens = 0 if kind == STEP_BY_STEP else MAX_FORCED_TOKENS  # type: ignore[attr-defined]
+    seeded = [msgspec.structs.replace(params, seed=i) for i in range(len(prompts))]
+    before = core.stats()  # type: ignore[attr-defined]
+    begin = time.perf_counter()
+    outputs = llm.generate(prompts, seeded, use_tqdm=False)
+    duration_s = time.perf_counter() - begin
+    after = core.stats()  # type: ignore[attr-defined]
+    into.token_ids = [output.outputs[0].token_ids for output in outputs]
+    into.rates.append(sum(map(len, into.token_ids)) / duration_s)
+    into.num_steps = after.step - before.step
+    into.num_forced = after.num_forced_tokens - before.num_forced_tokens
 
 
 def main() -> None:
@@ -61,42 +95,31 @@ def main() -> None:
         )
         for i in range(args.requests)
     ]
-    free = SamplingParams(temperature=0.8, max_tokens=args.tokens, ignore_eos=True)
-    print(f"{args.requests} requests of {args.tokens} tokens; tokens per second, median of {args.rounds}")
-    for name, constraint in CONSTRAINTS.items():
-        bound = msgspec.structs.replace(free, structured_outputs=constraint)
-        rates: dict[str, list[float]] = {"free": [], "constrained": []}
-        forced, total = 0, 0
-        for params, kind in [(free, "free"), (bound, "constrained")] * (args.rounds + 1):
-            begin = time.perf_counter()
-            seeded = [msgspec.structs.replace(params, seed=i) for i in range(args.requests)]
-            outputs = llm.generate(prompts, seeded, use_tqdm=False)
-            rates[kind].append(args.requests * args.tokens / (time.perf_counter() - begin))
-            if kind == "constrained" and not total:
-                forced, total = count_forced(llm, constraint, [output.outputs[0].token_ids for output in outputs])
-        medians = {kind: statistics.median(values[1:]) for kind, values in rates.items()}  # the first warms up
-        print(
-            f"{name:12} free {medians['free']:7.0f}   constrained {medians['constrained']:7.0f}   "
-            f"ratio {medians['constrained'] / medians['free']:.3f}   "
-            f"only one token possible: {forced} of {total} ({forced / total:.1%})"
-        )
+    print(f"{args.requests} requests of at most {args.tokens} tokens; tokens per second, median of {args.rounds}")
+    for name, constraint in (ENDLESS | ENDING).items():
+        params = SamplingParams(temperature=0.8, max_tokens=args.tokens, ignore_eos=name in ENDLESS)
+        bound = msgspec.structs.replace(params, structured_outputs=constraint)
+        ways = {FREE: params} if name in ENDLESS else {}
+        ways |= {STEP_BY_STEP: bound, CONSTRAINED: bound}
+        found = {kind: Measured() for kind in ways}
+        for _ in range(args.rounds + 1):
+            for kind, asked in ways.items():
+                measure(llm, prompts, asked, kind, found[kind])
+        report(name, found)
 
 
-def count_forced(llm: LLM, constraint: StructuredOutputsParams, outputs: list[list[int]]) -> tuple[int, int]:
-    """Of how many tokens the mask left a single one, of how many in all."""
-    size = llm.ready.vocab_size
-    eos = llm.tokenizer.eos_token_id
-    vocabulary = GrammarVocabulary(llm.tokenizer, () if eos is None else (eos,), size)
-    grammar = GrammarCompiler(lambda: vocabulary).compile(constraint)
-    mask = np.zeros((size + 31) // 32, np.int32)
-    forced = 0
-    for token_ids in outputs:
-        matcher = grammar.new_matcher()
-        for token_id in token_ids:
-            fill_mask(matcher, mask)
-            forced += int(np.unpackbits(mask.view(np.uint8)).sum()) == 1
-            matcher.consume_token(token_id)
-    return forced, sum(map(len, outputs))
+def report(name: str, found: dict[str, Measured]) -> None:
+    slow, fast = found[STEP_BY_STEP], found[CONSTRAINED]
+    if slow.token_ids != fast.token_ids:
+        raise SystemExit(f"{name}: the tokens are not those of a step each")
+    total = sum(map(len, fast.token_ids))
+    rates = "   ".join(f"{kind} {one.rate:6.0f}" for kind, one in found.items())
+    to_free = f"   to free {fast.rate / found[FREE].rate:.3f}" if FREE in found else ""
+    print(
+        f"{name:12} {rates}{to_free}   jumping {fast.rate / slow.rate:.3f}   steps {slow.num_steps} -> "
+        f"{fast.num_steps}   forced {fast.num_forced} of {total} tokens ({fast.num_forced / total:.1%})",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

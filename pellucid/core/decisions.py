@@ -92,6 +92,7 @@ class DecisionLog:
                 reason=reason,
                 num_output_tokens=request.num_output_tokens,
                 error=error,
+                num_forced_tokens=request.num_forced_tokens,
             )
         )
 
@@ -123,7 +124,15 @@ class DecisionLog:
 
     def sampled(self, request: Request, output: EngineCoreOutput, step: int) -> None:
         first = request.num_output_tokens - len(output.new_token_ids)
+        first_forced = request.num_output_tokens - request.num_forced_ahead
         for index, token_id in enumerate(output.new_token_ids, first):
             self._bus.publish(
-                TokenSampled(request_id=request.request_id, time=self._now(), step=step, index=index, token_id=token_id)
+                TokenSampled(
+                    request_id=request.request_id,
+                    time=self._now(),
+                    step=step,
+                    index=index,
+                    token_id=token_id,
+                    forced=index >= first_forced,
+                )
             )

@@ -81,14 +81,18 @@ class EngineCore:
             decided = time.perf_counter()
             sampled = self._execute(scheduled)  # one forward pass over the ragged batch
             computed = time.perf_counter()
-            self._outputs += self.scheduler.update_from_output(scheduled, sampled)
+            num_forced = -self.scheduler.num_forced_tokens
+            outputs = self.scheduler.update_from_output(scheduled, sampled)
+            num_forced += self.scheduler.num_forced_tokens
+            self._outputs += outputs
             self.bus.publish(
                 StepCompleted(
                     step=scheduled.step,
                     time=time_s,
                     num_reqs=len(scheduled.requests),
                     num_tokens=scheduled.num_tokens,
-                    num_sampled=sum(len(result.token_ids) for result in sampled.requests),
+                    num_sampled=sum(len(output.new_token_ids) for output in outputs),
+                    num_forced=num_forced,
                     schedule_s=decided - begin,
                     forward_s=computed - decided - sampled.sample_s,
                     sample_s=sampled.sample_s,

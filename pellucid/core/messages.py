@@ -113,6 +113,9 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_blocks: int = 0  # evictable blocks that hold a cached prefix
     num_scheduled_tokens: int = 0
     num_preemptions: int = 0  # since start
+    num_forced_tokens: int = (
+        0  # that a constraint left no choice about, and that cost no step of their own; since start
+    )
     prefix_cache_queries: int = 0  # tokens asked for, since start
     prefix_cache_hits: int = 0  # tokens found, since start
 

@@ -53,6 +53,8 @@ class Request:
         self.num_computed_tokens = 0
         self.num_cached_tokens = -1  # set when first scheduled
         self.num_preemptions = 0
+        self.num_forced_tokens = 0  # of the output, those that cost no step of their own, since it was added
+        self.num_forced_ahead = 0  # of them, those that came with the last sampled token
 
         # The KV cache manager's: block ids, append-only while running; the hash of each full block, computed once;
         # and how many blocks at the start of the table have been offered to the prefix cache.

@@ -62,6 +62,7 @@ class Scheduler:
         self.waiting: RemovableHeap[Request] = RemovableHeap()  # preempted ones first among their priority
         self.step = 0
         self.num_preemptions = 0
+        self.num_forced_tokens = 0
         self._bus = bus if bus is not None else EventBus()
         self._log = DecisionLog(self._bus, now)
         self._now = now
@@ -156,7 +157,8 @@ class Scheduler:
         return output
 
     def _schedule_running(self, scheduled: list[ScheduledRequest]) -> int:
-        """First those that need one token, then the unfinished prompts; returns what is left of the token budget.
+        """First those that need one token (and those forced after it), then the unfinished prompts; returns what is
+        left of the token budget.
 
         A long prompt must not stop everybody's stream for the steps it takes. The unfinished ones hold the blocks of
         all their tokens since admission, so only the first loop can run out of blocks; it goes from front to back and
@@ -169,15 +171,19 @@ class Scheduler:
         while index < len(running) and budget:
             request = running[index]
             start, end = request.num_computed_tokens, len(request.token_ids)
-            if end - start > 1:
+            num_tokens = end - start
+            if num_tokens > 1 + request.num_forced_ahead:
                 unfinished.append(request)
             else:
                 if end > len(request.block_table) * block_size and not self._make_room(request, end):
                     break  # it gave way itself: it was the last
-                if not end % block_size:
-                    kv.cache_blocks(request, end)
-                scheduled.append(ScheduledRequest(request, 1, start, request.pooling is None))
-                budget -= 1
+                if num_tokens > 1:
+                    budget -= self._schedule_chunk(request, budget, scheduled)
+                else:
+                    if not end % block_size:
+                        kv.cache_blocks(request, end)
+                    scheduled.append(ScheduledRequest(request, 1, start, request.pooling is None))
+                    budget -= 1
             index += 1
         for request in unfinished:
             if not budget:
@@ -297,10 +303,16 @@ class Scheduler:
 
     def _append(self, request: Request, result: SampledRequest) -> EngineCoreOutput:
         new_token_ids, logprobs = result.token_ids, result.logprobs
+        num_sampled = len(new_token_ids) - result.num_forced
+        request.num_forced_ahead = 0
         for num_new, token_id in enumerate(new_token_ids, 1):
             request.token_ids.append(token_id)
+            if num_new > num_sampled:
+                request.num_forced_ahead += 1
+                request.num_forced_tokens += 1
+                self.num_forced_tokens += 1
             ending = find_ending(request)
-            if ending:  # what may follow in new_token_ids was sampled past the end
+            if ending:  # what may follow in new_token_ids is past the end
                 return self._finish(request, ending, new_token_ids[:num_new], logprobs and logprobs[:num_new])
         return EngineCoreOutput(
             request_id=request.request_id,
@@ -357,6 +369,7 @@ class Scheduler:
             num_cached_blocks=pool.num_evictable_blocks,
             num_scheduled_tokens=self._num_scheduled_tokens,
             num_preemptions=self.num_preemptions,
+            num_forced_tokens=self.num_forced_tokens,
             prefix_cache_queries=self.kv.num_prefix_queries,
             prefix_cache_hits=self.kv.num_prefix_hits,
         )

@@ -49,12 +49,15 @@ class SchedulerOutput:
 class SampledRequest(msgspec.Struct, frozen=True):
     """What the runner got for one scheduled request.
 
-    token_ids: the sampled token, or nothing when the request has not reached its end. error: this request alone failed.
+    token_ids: the sampled token, or nothing when the request has not reached its end. After it num_forced tokens that
+    cannot be others, whatever their logits: their keys and values are not computed yet, and they are not sampled.
+    error: this request alone failed.
     prompt_logprobs: for the prompt positions whose logits this step computed (start + 1, start + 2, ... up to the last
     position of the prompt), when asked for.
     """
 
     token_ids: list[int] = msgspec.field(default_factory=list)
+    num_forced: int = 0
     logprobs: list[TokenLogprob] | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
     pooled: bytes | None = None  # where share.pools: the vector, float32 little-endian

@@ -109,6 +109,7 @@ def counters_of(stats: SchedulerStats) -> SchedulerStats:
     """Only what counts "since start"; every gauge is zero, as there is no engine."""
     return SchedulerStats(
         num_preemptions=stats.num_preemptions,
+        num_forced_tokens=stats.num_forced_tokens,
         prefix_cache_queries=stats.prefix_cache_queries,
         prefix_cache_hits=stats.prefix_cache_hits,
     )
@@ -119,6 +120,7 @@ def add_counters(stats: SchedulerStats, base: SchedulerStats) -> SchedulerStats:
     return msgspec.structs.replace(
         stats,
         num_preemptions=stats.num_preemptions + base.num_preemptions,
+        num_forced_tokens=stats.num_forced_tokens + base.num_forced_tokens,
         prefix_cache_queries=stats.prefix_cache_queries + base.prefix_cache_queries,
         prefix_cache_hits=stats.prefix_cache_hits + base.prefix_cache_hits,
     )

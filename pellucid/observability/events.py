@@ -98,13 +98,18 @@ class RequestPreempted(msgspec.Struct, frozen=True, kw_only=True, tag="preempted
 
 
 class RequestFinished(msgspec.Struct, frozen=True, kw_only=True, tag="finished"):
-    """reason: "stop", "length", "abort" (the caller left) or "error"."""
+    """reason: "stop", "length", "abort" (the caller left) or "error".
+
+    num_forced_tokens: of the output, those that a constraint left no choice about and that cost no step of their own
+    (in this engine, where an earlier one was lost).
+    """
 
     request_id: str
     time: float
     reason: str
     num_output_tokens: int
     error: str | None = None
+    num_forced_tokens: int = 0
 
 
 # a step ------------------------------------------------------------------------------------------------------------
@@ -137,13 +142,16 @@ class StepStarted(msgspec.Struct, frozen=True, kw_only=True, tag="step_started")
 
 
 class TokenSampled(msgspec.Struct, frozen=True, kw_only=True, tag="token_sampled"):
-    """index counts the request's output tokens from 0."""
+    """index counts the request's output tokens from 0. forced: a constraint left no other, and it cost no step of its
+    own.
+    """
 
     request_id: str
     time: float
     step: int
     index: int
     token_id: int
+    forced: bool = False
 
 
 class StepCompleted(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
@@ -162,6 +170,7 @@ class StepCompleted(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     forward_s: float
     sample_s: float
     output_s: float
+    num_forced: int = 0  # of the tokens that came out, those that a constraint left no choice about
 
     @property
     def duration_s(self) -> float:

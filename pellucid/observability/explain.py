@@ -80,7 +80,8 @@ def explain_step(events: Sequence[Event], step: int) -> Explanation:
         Line(
             completed.time,
             f"{count(completed.num_reqs, 'request')} and {count(completed.num_tokens, 'token')} were computed "
-            f"together, {count(completed.num_sampled, 'token')} came out",
+            f"together, {count(completed.num_sampled, 'token')} came out"
+            + (f", {completed.num_forced} of them forced by a constraint" if completed.num_forced else ""),
         )
     ]
     for event in events:

@@ -1,4 +1,5 @@
-"""Prometheus metrics under the names that dashboards, autoscalers and benchmark tools already read: vLLM's.
+"""Prometheus metrics under the names that dashboards, autoscalers and benchmark tools already read: vLLM's. What vLLM
+does not have is called pellucid:.
 
 What an engine did is read from its events and statistics; what a caller experienced (latencies, how its requests
 ended) is told by the front door, since only there a caller's wait can be seen. Values are plain numbers, kept in a
@@ -159,11 +160,11 @@ class Metrics(Collector):
         return encode(self.registry), content_type
 
     def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily | HistogramMetricFamily]:
-        running = preemptions = queries = hits = 0
+        running = preemptions = queries = hits = forced = 0
         used = 0.0
         if (stats := self.stats) is not None:  # its counters go on over engines that were replaced
             running, preemptions = stats.num_running, stats.num_preemptions
-            queries, hits = stats.prefix_cache_queries, stats.prefix_cache_hits
+            queries, hits, forced = stats.prefix_cache_queries, stats.prefix_cache_hits, stats.num_forced_tokens
             used = (stats.num_blocks - stats.num_free_blocks) / stats.num_blocks if stats.num_blocks else 0.0
         yield self._gauge("num_requests_running", "Requests in the running batch.", running)
         yield self._gauge("num_requests_waiting", "Requests that wait to run.", self.count_waiting())
@@ -174,6 +175,8 @@ class Metrics(Collector):
         yield count("prompt_tokens", "Tokens of all prompts.", {(): self.num_prompt_tokens})
         yield count("prompt_tokens_cached", "Those found in the prefix cache.", {(): self.num_cached_prompt_tokens})
         yield count("generation_tokens", "Tokens generated.", {(): self.num_generation_tokens})
+        help_text = "Of them, those that a constraint left no choice about and that cost no step of their own."
+        yield count("forced_tokens", help_text, {(): forced}, prefix="pellucid")
         yield count("num_preemptions", "Preemptions.", {(): preemptions})
         yield count("prefix_cache_queries", "Tokens looked up in the prefix cache.", {(): queries})
         yield count("prefix_cache_hits", "Tokens found there.", {(): hits})
@@ -197,9 +200,9 @@ class Metrics(Collector):
         family.add_metric(list(labels.values()), value)
         return family
 
-    def _counter(self, name: str, help_text: str, values: LabelledValues) -> CounterMetricFamily:
+    def _counter(self, name: str, help_text: str, values: LabelledValues, prefix: str = "vllm") -> CounterMetricFamily:
         extra = [key for key, _ in next(iter(values), ())]
-        family = CounterMetricFamily(f"vllm:{name}", help_text, labels=[*self.labels, *extra])
+        family = CounterMetricFamily(f"{prefix}:{name}", help_text, labels=[*self.labels, *extra])
         for labels, value in values.items():
             family.add_metric([*self.labels.values(), *(label for _, label in labels)], value)
         return family

@@ -132,6 +132,8 @@ class _Life:
                     yield event.time, self._wait(waiting_since, event.time, held_back)
                 yield from self._computed(running_since, event.time)
                 waiting_since = running_since = None
+                if (num_forced := event.num_forced_tokens) > 0:
+                    yield event.time, _forced(num_forced)
                 error = f": {event.error}" if event.error else ""
                 yield (
                     event.time,
@@ -221,6 +223,12 @@ class _Life:
                 shares[0][0].time,
                 f"it decoded in {count(len(steps), 'step')} ({_steps(steps)}){pace}, {company}",
             )
+
+
+def _forced(number: int) -> str:
+    were, their = ("was", "its") if number == 1 else ("were", "their")
+    tokens = count(number, "token")
+    return f"{tokens} {were} forced by its constraint or thinking budget, and cost no step of {their} own"
 
 
 def _arrival(event: RequestArrived) -> str:

@@ -59,12 +59,17 @@ _ENGINE_MARKS: dict[type, str] = {
 class _Track:
     """One request: which span is open on it, and how far its tokens are computed."""
 
-    __slots__ = ("decoded", "is_over", "is_prefilling", "num_computed", "num_tokens", "open_span", "tid")
+    __slots__ = (
+        "decoded", "is_over", "is_prefilling", "num_admitted", "num_computed", "num_prompt", "num_tokens", "open_span",
+        "tid",
+    )  # fmt: skip
 
     def __init__(self, tid: int) -> None:
         self.tid = tid
         self.open_span: str | None = None
+        self.num_prompt = 0
         self.num_tokens = 0  # prompt and output so far
+        self.num_admitted = 0  # the same when it was last admitted
         self.num_computed = 0
         self.is_prefilling = False
         self.is_over = False
@@ -111,14 +116,18 @@ class TraceEvents:
             track = self._new_track(event.request_id)
             yield _metadata("thread_name", REQUESTS_PID, track.tid, event.request_id)
         if isinstance(event, RequestArrived):
-            track.num_tokens = event.num_prompt_tokens + event.num_output_tokens
+            track.num_prompt = event.num_prompt_tokens
             yield from self._switch(track, event.time, "queued")
+        elif isinstance(event, PrefixHit):
+            track.num_tokens = track.num_admitted = event.num_tokens
         elif isinstance(event, RequestScheduled):
             track.num_computed, track.is_prefilling, track.decoded = event.num_cached_tokens, True, 0
             yield from self._switch(track, event.time, None)
         elif isinstance(event, RequestPreempted):
             yield from self._switch(track, event.time, "preempted")
         elif isinstance(event, RequestFinished | RequestRefused):
+            if isinstance(event, RequestFinished) and track.num_prompt:  # forced tokens came without a step
+                track.decoded = track.num_prompt + event.num_output_tokens - track.num_admitted
             yield from self._switch(track, event.time, None)
             track.is_over = True
             self._tracks.pop(event.request_id, None)
@@ -188,7 +197,7 @@ class TraceEvents:
             track.num_computed += num_tokens
             if track.num_computed >= track.num_tokens:
                 track.num_tokens = track.num_computed + 1
-                track.decoded += 1
+                track.decoded = track.num_tokens - track.num_admitted
                 track.is_prefilling = False
 
     # the parts -------------------------------------------------------------------------------------------------------

@@ -22,6 +22,8 @@ from pellucid.sampling.state import SamplingState
 from pellucid.structured.masks import RuledRow, StepMasks
 from pellucid.structured.rules import OutputRules
 
+MAX_FORCED_TOKENS = 32  # that follow one sampled token in the same step
+
 
 class ModelRunner:
     """Keeps nothing of a request that does not follow from its value; what it keeps is only to save work.
@@ -37,13 +39,18 @@ class ModelRunner:
         sampler: Sampler,
         prompt_logprobs: PromptLogprobs,
         processors: Sequence[LogitsProcessor] = (),
+        max_forced_tokens: int = MAX_FORCED_TOKENS,
     ) -> None:
+        """max_forced_tokens: after a sampled one, in the same step; 0: each is a step of its own, with the same result.
+        For tests and measurements.
+        """
         self._model = model
         self._forward = forward
         self._batches = batches
         self._sampler = sampler
         self._prompt_logprobs = prompt_logprobs
         self._processors = processors
+        self.max_forced_tokens = max_forced_tokens
         self._pooler = Pooler()
         self._masks = StepMasks(model.config.vocab_size)
         self._requests: dict[str, _Kept] = {}
@@ -74,8 +81,14 @@ class ModelRunner:
         computed = time.perf_counter()
         self._masks.wait()
         sampled = self._sampler.sample(logits, [one.sampling_state() for one in kept])
+        forced = {
+            i: one.forced_after(token, self.max_forced_tokens)
+            for i, one, token in zip(sampling, kept, sampled, strict=True)
+        }
         tokens = dict(zip(sampling, sampled, strict=True))
-        results = [_result(tokens.get(i), prompt_logprobs.get(i), pooled.get(i)) for i in range(len(shares))]
+        results = [
+            _result(tokens.get(i), forced.get(i, []), prompt_logprobs.get(i), pooled.get(i)) for i in range(len(shares))
+        ]
         return RunnerOutput(results, sample_s=time.perf_counter() - computed)
 
     @torch.inference_mode()
@@ -109,15 +122,34 @@ class _Kept:
         self.state = _sampling_state(request, processors)
         rules = request.rules
         self.ruled = (
-            RuledRow(rules.new_state(), request.token_ids, request.num_prompt_tokens)
-            if isinstance(rules, OutputRules)
-            else None
+            RuledRow(rules, request.token_ids, request.num_prompt_tokens) if isinstance(rules, OutputRules) else None
         )
 
     def sampling_state(self) -> SamplingState:
         if (ruled := self.ruled) is not None:
             self.state.obey(ruled.mask, must_end=ruled.state.must_end, error=ruled.state.error)
         return self.state
+
+    def forced_after(self, sampled: SampledToken, max_tokens: int) -> list[int]:
+        """The tokens after a sampled one that must be what they are: where the rules leave a single token there is
+        nothing to sample, so that no step is needed to find it. The next step computes them all, and then samples.
+        """
+        ruled, state, request = self.ruled, self.state, self.request
+        if ruled is None or sampled.error is not None or state.needs_all_logits or state.is_stop(sampled.token_id):
+            return []
+        ruled.push(sampled.token_id)
+        num_left = request.max_num_tokens - len(request.token_ids) - 1
+        forced: list[int] = []
+        while len(forced) < min(max_tokens, num_left):
+            token_id = ruled.only_next()
+            must_end = ruled.state.must_end
+            if token_id is None or not state.may_follow(token_id, 1 + len(forced), must_end=must_end):
+                break
+            ruled.push(token_id)
+            forced.append(token_id)
+            if state.is_stop(token_id):
+                break
+        return forced
 
 
 def _sampling_state(request: Request, processors: Sequence[LogitsProcessor] = ()) -> SamplingState:
@@ -128,7 +160,10 @@ def _sampling_state(request: Request, processors: Sequence[LogitsProcessor] = ()
 
 
 def _result(
-    sampled: SampledToken | None, prompt_logprobs: list[TokenLogprob] | str | None, pooled: bytes | None
+    sampled: SampledToken | None,
+    forced: list[int],
+    prompt_logprobs: list[TokenLogprob] | str | None,
+    pooled: bytes | None,
 ) -> SampledRequest:
     if isinstance(prompt_logprobs, str):
         return SampledRequest(error=prompt_logprobs)
@@ -137,4 +172,9 @@ def _result(
     if sampled.error is not None:
         return SampledRequest(error=sampled.error)
     logprobs = None if sampled.logprobs is None else [sampled.logprobs]
-    return SampledRequest(token_ids=[sampled.token_id], logprobs=logprobs, prompt_logprobs=prompt_logprobs)
+    return SampledRequest(
+        token_ids=[sampled.token_id, *forced],
+        num_forced=len(forced),
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+    )

@@ -44,6 +44,7 @@ class SamplingState:
         self._prompt_token_ids = token_ids[:num_prompt_tokens] if processors else []
         self._penalties = Penalties(params, num_prompt_tokens)
         self._stop_token_ids = sorted({*(() if params.ignore_eos else eos_token_ids), *params.stop_token_ids})
+        self._stops = frozenset(self._stop_token_ids)
         self._allowed = None if params.allowed_token_ids is None else np.array(params.allowed_token_ids, np.int64)
         self._bad_words = params.bad_words_token_ids or ()
         bias = params.logit_bias or {}
@@ -51,6 +52,11 @@ class SamplingState:
         self._bias = np.fromiter(bias.values(), np.float32, len(bias))
         self._always_adjusts = bool(
             processors or self._allowed is not None or self._bad_words or bias or self._penalties.active
+        )
+        # Whether even a token that nothing could replace must be sampled: it is to be told with its log-probability, a
+        # processor wants to see every position, or the parameters might forbid it.
+        self.needs_all_logits = bool(
+            params.logprobs is not None or processors or self._allowed is not None or self._bad_words
         )
 
     @property
@@ -94,6 +100,17 @@ class SamplingState:
     def _is_too_short(self) -> bool:
         is_short = self.num_output_tokens < self.params.min_tokens and bool(self._stop_token_ids)
         return is_short and not self._must_end
+
+    def is_stop(self, token_id: int) -> bool:
+        """Whether it ends the request, or would if min_tokens did not keep it out."""
+        return token_id in self._stops
+
+    def may_follow(self, token_id: int, num_ahead: int, *, must_end: bool) -> bool:
+        """Whether a token that the bitmask leaves alone would be sampled, whatever the logits, as long as not
+        needs_all_logits. num_ahead: how many tokens after the output so far. must_end: as told to `obey` then.
+        """
+        is_short = self.num_output_tokens + num_ahead < self.params.min_tokens
+        return must_end or not (is_short and token_id in self._stops)
 
     def _process(self, row: np.ndarray) -> None:
         if not self._processors:

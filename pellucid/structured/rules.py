@@ -28,6 +28,7 @@ class OutputRules:
         params = value.sampling_params
         self.vocabulary: GrammarVocabulary = compiler.vocabulary
         self.eos_token_ids = value.eos_token_ids
+        self.end_token_ids = _end_token_ids(value)
         self.stop_token_ids = (*value.eos_token_ids, *params.stop_token_ids)
         self.reasoning: ReasoningParams | None = params.reasoning
         constraint = params.structured_outputs
@@ -36,6 +37,17 @@ class OutputRules:
     def new_state(self) -> OutputState:
         """For an output without any tokens."""
         return OutputState(self)
+
+
+def _end_token_ids(value: EngineCoreRequest) -> tuple[int, ...]:
+    """What follows where nothing but the end may: of several tokens that end a text, which all say the same, one. So
+    the end of a grammar leaves no choice, and costs no step.
+    """
+    params = value.sampling_params
+    bad = {word[0] for word in params.bad_words_token_ids or () if len(word) == 1}
+    allowed = params.allowed_token_ids
+    fit = [token_id for token_id in value.eos_token_ids if token_id not in bad and (not allowed or token_id in allowed)]
+    return tuple(fit or value.eos_token_ids)[:1]
 
 
 class OutputState:
@@ -47,7 +59,7 @@ class OutputState:
 
     def __init__(self, rules: OutputRules) -> None:
         self._rules = rules
-        self._num_taken = 0
+        self.num_taken = 0
         self._matcher: Any = None if rules.grammar is None else rules.grammar.new_matcher()
         self._ended = False  # by the end-of-text token
         self._num_opened = 0  # tokens of the marker that begins the reasoning
@@ -62,11 +74,12 @@ class OutputState:
 
     def advance(self, token_ids: list[int], num_prompt_tokens: int) -> None:
         """token_ids: the request's prompt and output; what was taken before is not looked at again."""
-        for token_id in token_ids[num_prompt_tokens + self._num_taken :]:
-            self._take(token_id)
-        self._num_taken = len(token_ids) - num_prompt_tokens
+        for token_id in token_ids[num_prompt_tokens + self.num_taken :]:
+            self.take(token_id)
 
-    def _take(self, token_id: int) -> None:
+    def take(self, token_id: int) -> None:
+        """The output's next token."""
+        self.num_taken += 1
         phase, tracker = self.phase, self._tracker
         if tracker is not None:
             tracker.push(token_id)
@@ -95,6 +108,20 @@ class OutputState:
 
     # the mask of the next step ---------------------------------------------------------------------------------------
 
+    def may_be_forced(self) -> bool:
+        """False where more than one token may follow, as far as that can be told for less than a mask."""
+        phase, matcher, reasoning = self.phase, self._matcher, self._rules.reasoning
+        if self.error is not None:
+            return False
+        if phase is Phase.REASONING:
+            assert reasoning is not None
+            assert self._tracker is not None
+            return reasoning.budget is not None and self._tracker.num_tokens >= reasoning.budget
+        if matcher is None or phase is Phase.OPENING:
+            return self._num_opened > 0
+        # A token is the only one where its first byte is (but for bytes that no token begins with: then a step is made)
+        return self._ended or matcher.is_stopped() or bool(matcher.compute_ff_bytes())
+
     @property
     def matcher_to_ask(self) -> Any:
         """None where the mask does not depend on the grammar, or there is none."""
@@ -113,7 +140,7 @@ class OutputState:
             return False
         if self.phase is Phase.OPENING and self._num_opened:
             assert self._rules.reasoning is not None
-            _only(mask, self._rules.reasoning.start_token_ids[self._num_opened])
+            _only(mask, (self._rules.reasoning.start_token_ids[self._num_opened],))
             return True
         self._mask_content(mask)
         if self.phase is Phase.OPENING:
@@ -123,17 +150,15 @@ class OutputState:
         return True
 
     def _mask_content(self, mask: np.ndarray) -> None:
-        if self._ended:
-            mask.fill(0)
-            may_end = self.must_end = True
-        else:
-            if self._matcher.is_error():
-                self.error = f"{CANNOT_CONTINUE}: {error_of(self._matcher)}"
-                return
-            may_end = self._matcher.is_accepting()
-            self.must_end = self._matcher.is_stopped()
+        if not self._ended and self._matcher.is_error():
+            self.error = f"{CANNOT_CONTINUE}: {error_of(self._matcher)}"
+            return
+        self.must_end = self._ended or self._matcher.is_stopped()
+        if self.must_end:
+            _only(mask, self._rules.end_token_ids)
+            return
         _forbid(mask, self._rules.vocabulary.eos_token_ids)
-        if may_end:
+        if self._matcher.is_accepting():
             _allow(mask, self._rules.eos_token_ids)
 
     def _mask_reasoning(self, mask: np.ndarray) -> bool:
@@ -141,7 +166,7 @@ class OutputState:
         assert tracker is not None
         assert reasoning is not None
         if reasoning.budget is not None and tracker.num_tokens >= reasoning.budget:
-            _only(mask, reasoning.end_token_ids[tracker.num_tokens - reasoning.budget])
+            _only(mask, (reasoning.end_token_ids[tracker.num_tokens - reasoning.budget],))
             return True
         if self._matcher is None:
             return False
@@ -152,9 +177,9 @@ class OutputState:
         return True
 
 
-def _only(mask: np.ndarray, token_id: int) -> None:
+def _only(mask: np.ndarray, token_ids: Any) -> None:
     mask.fill(0)
-    _allow(mask, (token_id,))
+    _allow(mask, token_ids)
 
 
 def _allow(mask: np.ndarray, token_ids: Any) -> None:

@@ -57,6 +57,9 @@ class FakeRunner:
 
     Every query compares its whole context with what should stand there. `before_step` may raise, to
     break a step; `fail` says which requests get an error of their own, and whether their KV was written before.
+
+    max_forced: so many tokens may follow a sampled one unsampled, as long as is_forced(request, how many tokens this
+    step has given it) says so. They heed neither max_tokens nor an end-of-text token.
     """
 
     block_size: int
@@ -64,6 +67,8 @@ class FakeRunner:
     before_step: Callable[[SchedulerOutput], None] | None = None
     fail: Callable[[ScheduledRequest], str | None] | None = None
     writes_before_failing: bool = True
+    max_forced: int = 0
+    is_forced: Callable[[Request, int], bool] = lambda request, so_far: bool((request.num_tokens + so_far) % 3)
     slots: dict[int, bytes] = field(default_factory=dict)
     steps: list[list[tuple[str, int, int]]] = field(default_factory=list)  # (request id, start, num_tokens)
     _tables: dict[str, list[int]] = field(default_factory=dict)  # copies, as a runner keeps that only appends to them
@@ -107,9 +112,12 @@ class FakeRunner:
         if request.sampling_params.prompt_logprobs is not None:
             last = min(end, request.num_prompt_tokens - 1)
             prompt_logprobs = [prompt_logprob(request.token_ids, i + 1) for i in range(share.start, last)]
-        return SampledRequest(
-            token_ids=[self.sample(request)] if share.samples else [], prompt_logprobs=prompt_logprobs
-        )
+        if not share.samples:
+            return SampledRequest(prompt_logprobs=prompt_logprobs)
+        token_ids = [self.sample(request)]
+        while len(token_ids) <= self.max_forced and self.is_forced(request, len(token_ids)):
+            token_ids.append(next_token([*request.token_ids, *token_ids], request.value.cache_salt))
+        return SampledRequest(token_ids=token_ids, num_forced=len(token_ids) - 1, prompt_logprobs=prompt_logprobs)
 
     def _garbage(self, request: Request) -> int:
         """What a model makes of wrong keys: another token. (An exception here would be taken for a failed step.)"""

@@ -21,7 +21,7 @@ from fake_engine import (
 from pellucid.core.messages import EngineCoreOutput, EngineCoreRequest, FinishReason
 from pellucid.core.request import RequestStatus
 from pellucid.core.scheduler_output import ScheduledRequest, SchedulerOutput
-from pellucid.observability.events import BlockEvicted, Event, RequestHeldBack, RequestPreempted
+from pellucid.observability.events import BlockEvicted, Event, RequestHeldBack, RequestPreempted, StepCompleted
 
 EOS = 7
 MAX_STEPS = 5000
@@ -40,6 +40,7 @@ class Client:
     last: EngineCoreOutput | None = None
     aborted: bool = False
     told_prompt_logprobs: bool = False
+    has_failed: bool = False  # a step of it got the error that is its fate
 
     @property
     def in_flight(self) -> bool:
@@ -65,11 +66,13 @@ class Simulation:
             "max_model_len": pick.choice([30, 1000]),
             "enable_prefix_caching": pick.random() < 0.8,
         }
+        self.max_forced = pick.choice([0, 0, 2, 7])
         self.capacity = min(self.settings["num_blocks"] * self.settings["block_size"] + 1, 60)
         self.prefixes = [[pick.randrange(50) for _ in range(pick.randint(1, 20))] for _ in range(pick.choice([1, 3]))]
         self.clients: dict[str, Client] = {}
         self.history: list[str] = []
         self.num_deaths = self.num_evictions = self.num_held_back = self.num_retractions = 0
+        self.num_forced = self.num_preempted_in_a_run = 0
         self.breaks_next_step = False
         self.engine = self._new_engine()
 
@@ -152,15 +155,21 @@ class Simulation:
             before_step=self._break_step,
             fail=self._fail_request,
             writes_before_failing=self.random.random() < 0.5,
+            max_forced=self.max_forced,
         )
-        engine.bus.subscribe(self._count, {BlockEvicted, RequestHeldBack, RequestPreempted})
+        engine.bus.subscribe(self._count, {BlockEvicted, RequestHeldBack, RequestPreempted, StepCompleted})
         return engine
 
     def _count(self, event: Event) -> None:
         self.num_evictions += isinstance(event, BlockEvicted)
         self.num_held_back += isinstance(event, RequestHeldBack)
-        if isinstance(event, RequestPreempted):  # of one that relied on blocks of a request that failed
-            self.num_retractions += event.for_request_id not in self.engine.scheduler.requests
+        if isinstance(event, StepCompleted):
+            self.num_forced += event.num_forced
+        if isinstance(event, RequestPreempted):
+            requests = self.engine.scheduler.requests
+            self.num_preempted_in_a_run += requests[event.request_id].num_forced_ahead > 0
+            # of one that relied on blocks of a request that failed
+            self.num_retractions += event.for_request_id not in requests
 
     def _break_step(self, scheduled: SchedulerOutput) -> None:
         names = [share.request.request_id for share in scheduled.requests]
@@ -174,6 +183,7 @@ class Simulation:
     def _fail_request(self, share: ScheduledRequest) -> str | None:
         client = self.clients[share.request.request_id]
         fails = client.fate == "fails" and share.start + share.num_tokens > client.fails_at
+        client.has_failed |= fails
         return "logits are not finite" if fails else None
 
     # what must hold --------------------------------------------------------------------------------------------------
@@ -233,8 +243,11 @@ class Simulation:
                 assert (reason is FinishReason.STOP) == bool(client.request.eos_token_ids and client.tokens[-1] == EOS)
                 asked = client.request.sampling_params.prompt_logprobs is not None
                 assert client.told_prompt_logprobs == asked
-                # What was to fail or to break a step may have ended before by an EOS, but never got a token out of it.
-                assert client.fate == "finishes" or (client.fate == "fails" and client.tokens[-1] == EOS)
+                # What was to fail or to break a step may have ended before, by an EOS or by tokens that no step had to
+                # compute, but never got a token out of it.
+                assert not client.has_failed
+                early = client.tokens[-1] == EOS or self.max_forced
+                assert client.fate == "finishes" or (client.fate == "fails" and early)
 
 
 if __name__ == "__main__":

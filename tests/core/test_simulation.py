@@ -39,10 +39,13 @@ def test_the_simulations_meet_everything_they_are_meant_to_meet() -> None:
         met["held back"] += simulation.num_held_back
         met["retractions"] += simulation.num_retractions
         met["deaths"] += simulation.num_deaths
+        met["forced tokens"] += simulation.num_forced
+        met["preemptions with forced tokens to compute"] += simulation.num_preempted_in_a_run
         met["aborts"] += sum(client.aborted for client in simulation.clients.values())
         for client in simulation.clients.values():
             if client.last is not None and client.last.error is not None:
                 met["timeouts" if client.last.error.startswith("timed out") else client.fate] += 1
     expected = {"preemptions", "cached tokens", "evictions", "held back", "retractions", "deaths", "aborts"}
     expected |= {"timeouts", "poison", "fails", "refused"}
+    expected |= {"forced tokens", "preemptions with forced tokens to compute"}
     assert {name for name in expected if met[name] < 5} == set(), met

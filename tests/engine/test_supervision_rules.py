@@ -88,11 +88,14 @@ def test_progress_starts_the_count_anew() -> None:
 
 
 def test_counters_add_up_and_gauges_do_not() -> None:
-    old = SchedulerStats(step=9, num_running=3, num_preemptions=2, prefix_cache_queries=100, prefix_cache_hits=40)
-    new = SchedulerStats(step=1, num_running=1, num_preemptions=1, prefix_cache_queries=10, prefix_cache_hits=4)
+    counted = {"num_preemptions": 2, "num_forced_tokens": 7, "prefix_cache_queries": 100, "prefix_cache_hits": 40}
+    old = SchedulerStats(step=9, num_running=3, **counted)
+    new = SchedulerStats(
+        step=1, num_running=1, num_preemptions=1, num_forced_tokens=2, prefix_cache_queries=10, prefix_cache_hits=4
+    )
     both = add_counters(new, counters_of(old))
     assert both == SchedulerStats(
-        step=1, num_running=1, num_preemptions=3, prefix_cache_queries=110, prefix_cache_hits=44
+        step=1, num_running=1, num_preemptions=3, num_forced_tokens=9, prefix_cache_queries=110, prefix_cache_hits=44
     )
 
 

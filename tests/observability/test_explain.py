@@ -78,6 +78,27 @@ def test_a_preempted_request_says_for_whom_and_what_it_cost() -> None:
     assert stories[2].count("tokens were computed in step") >= 2, "computed again"
 
 
+@pytest.mark.parametrize(
+    ("max_forced", "said"),
+    [
+        (0, None),
+        (1, "1 token was forced by its constraint or thinking budget, and cost no step of its own"),
+        (4, "4 tokens were forced by its constraint or thinking budget, and cost no step of their own"),
+    ],
+)
+def test_forced_tokens_are_told(max_forced: int, said: str | None) -> None:
+    engine = FakeEngine(max_forced=max_forced, is_forced=lambda request, so_far: request.num_output_tokens == 0)
+    engine.add(make_request("a", range(9), max_tokens=8))
+    history = run(engine)
+    story = told(history, "a")
+    assert (said in story) if said else ("forced" not in story)
+    assert f"it decoded in {7 - max_forced} steps" in story
+    [step] = [line.text for line in explain_step(history.events(), 1).lines if "computed together" in line.text]
+    came = f"{1 + max_forced} token{'s' if max_forced else ''} came out"
+    forced = f", {max_forced} of them forced by a constraint" if max_forced else ""
+    assert step.endswith(came + forced)
+
+
 def test_a_chunked_prompt_says_its_pieces() -> None:
     engine = FakeEngine(max_num_batched_tokens=8)
     engine.add(make_request("long", range(20), max_tokens=2))

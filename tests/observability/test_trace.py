@@ -110,6 +110,15 @@ def test_two_prompts_that_end_after_148_and_256_tokens_make_exactly_those_steps(
     assert [event["args"]["tokens"] for event in events if event["ph"] == "E" and "args" in event] == [148, 256]
 
 
+def test_a_trace_counts_the_tokens_that_came_without_a_step(tmp_path: Path) -> None:
+    engine = FakeEngine(max_forced=3, max_num_batched_tokens=8)
+    engine.add(make_request("a", range(11), max_tokens=30), make_request("b", range(50, 57), max_tokens=24))
+    events = run_traced(engine, tmp_path / "trace.json")
+    assert engine.core.stats().num_forced_tokens > 10
+    assert sorted(event["args"]["tokens"] for event in events if event["ph"] == "E" and "args" in event) == [24, 30]
+    assert sum(event["args"]["tokens"] for event in spans(events, "prefill")) == 11 + 7
+
+
 def test_a_request_has_a_track_of_queued_prefill_decode_preempted(tmp_path: Path) -> None:
     engine = FakeEngine(num_blocks=10, max_num_batched_tokens=8, max_num_seqs=3)
     engine.add(*(make_request(f"r{i}", [i] * 11, max_tokens=20) for i in range(3)))

@@ -112,11 +112,13 @@ def test_the_engines_events_and_statistics_are_read() -> None:
     assert 'vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.0' in metrics.expose("")[0].decode()
     phases = {"schedule_s": 0.0, "forward_s": 0.0, "sample_s": 0.0, "output_s": 0.0}
     step = StepCompleted(step=1, time=0.0, num_reqs=2, num_tokens=30, num_sampled=2, **phases)
-    stats = SchedulerStats(num_running=2, num_waiting=3, num_blocks=10, num_free_blocks=4, num_preemptions=5)
+    stats = SchedulerStats(num_running=2, num_waiting=3, num_blocks=10, num_free_blocks=4, num_preemptions=5,
+                           num_forced_tokens=6)  # fmt: skip
     metrics.on_events([step], stats)
     text = metrics.expose("")[0].decode()
     for line in ("kv_cache_usage_perc", "num_requests_running", "num_requests_waiting", "num_preemptions_total"):
         expected = {"kv": "0.6", "num_requests_r": "2.0", "num_requests_w": "3.0", "num_p": "5.0"}
         value = next(value for start, value in expected.items() if line.startswith(start))
         assert f'vllm:{line}{{engine="0",model_name="m"}} {value}' in text
+    assert 'pellucid:forced_tokens_total{engine="0",model_name="m"} 6.0' in text
     assert 'vllm:iteration_tokens_total_sum{engine="0",model_name="m"} 30.0' in text

@@ -23,7 +23,7 @@ class Walk:
         value = EngineCoreRequest(request_id="r", prompt_token_ids=PROMPT, sampling_params=params, eos_token_ids=eos)
         self.rules = OutputRules(value, compiler)
         self.tokens = [*PROMPT, *tokens]
-        self.row = RuledRow(self.rules.new_state(), self.tokens, len(PROMPT))
+        self.row = RuledRow(self.rules, self.tokens, len(PROMPT))
         self.masks = StepMasks(compiler.vocabulary.vocab_size)
 
     def step(self, *token_ids: int) -> list[int] | None:
@@ -56,12 +56,20 @@ def test_what_needs_no_rules_gets_none(think):
 
 def test_at_the_end_of_a_grammar_only_the_end_is_allowed(compiler, ids):
     walk = Walk(compiler, constrained(regex="ab"))
-    eos = sorted(compiler.vocabulary.eos_token_ids)
+    eos = compiler.vocabulary.eos_token_ids
+    assert len(eos) > 1
     assert not set(eos) & set(walk.step() or [])
-    assert walk.step(*ids("ab")) == eos
+    assert walk.step(*ids("ab")) == [eos[0]]
     assert walk.row.state.must_end
-    assert walk.step(eos[0]) == eos  # and again, where a request ignores it
+    assert walk.step(eos[0]) == [eos[0]]  # and again, where a request ignores it
     assert walk.row.state.error is None
+
+
+def test_of_the_tokens_that_end_a_text_one_is_left_that_the_request_may_use(compiler, ids):
+    first, second = compiler.vocabulary.eos_token_ids[:2]
+    for more in (dict(allowed_token_ids=(*ids("ab"), second)), dict(bad_words_token_ids=((first,),))):
+        assert Walk(compiler, constrained(regex="ab", **more)).step(*ids("ab")) == [second]
+    assert Walk(compiler, constrained(regex="ab", allowed_token_ids=ids("ab"))).step(*ids("ab")) == [first]
 
 
 def test_where_more_may_follow_so_may_the_end(compiler, ids):
@@ -155,3 +163,77 @@ def test_each_row_of_a_step_gets_its_own_mask(compiler, ids):
         assert spelled
         assert all(set(data) == {ord(char)} for data in spelled)
         assert np.shares_memory(walk.row.mask, masks._masks)
+
+
+# what must follow ----------------------------------------------------------------------------------------------------
+
+
+def run_ahead(walk: Walk) -> list[int]:
+    """What must follow, from where the masks of the last step were."""
+    forced: list[int] = []
+    while len(forced) < 50 and (token_id := walk.row.only_next()) is not None:
+        forced.append(token_id)
+        walk.row.push(token_id)
+    return forced
+
+
+SCHEMA = (
+    '{"type":"object","properties":{"temperature":{"const":"a constant text, quite long"}},"required":["temperature"]}'
+)
+
+
+@pytest.mark.parametrize(
+    ("more", "output", "at_least"),
+    [
+        (dict(regex="ab"), "ab", 50),
+        (dict(choice=("Copenhagen", "Warsaw")), "C", 1),
+        (dict(json=SCHEMA), '{"', 1),
+        (dict(json=SCHEMA), '{"temperature":', 0),
+        (dict(json=SCHEMA), '{"temperature": "a', 4),
+        (dict(regex="[a-z]+"), "a", 0),
+    ],
+)
+def test_what_must_follow_is_what_every_mask_leaves_alone(compiler, ids, more, output, at_least):
+    """A mask at a time, made from the tokens alone, as a step does without going ahead."""
+    fast = Walk(compiler, constrained(**more))
+    fast.step(*ids(output))
+    forced = run_ahead(fast)
+    for i in range(len(forced)):
+        assert Walk(compiler, constrained(**more), (*ids(output), *forced[:i])).step() == forced[i : i + 1]
+    end = compiler.vocabulary.eos_token_ids[0]
+    follows = Walk(compiler, constrained(**more), (*ids(output), *forced)).step()
+    assert len(forced) == 50 or len(follows or []) > 1
+    assert (len(forced) == 50) == (set(forced[-20:]) == {end})
+    assert len(forced) >= at_least
+    assert at_least or not forced
+
+
+def test_what_must_follow_of_reasoning_is_its_markers(compiler, ids, think):
+    budget = Walk(compiler, SamplingParams(reasoning=ReasoningParams(**think, budget=2)))
+    budget.step(*ids("x"))
+    assert run_ahead(budget) == []
+    budget.step(*ids("x"))
+    assert tuple(run_ahead(budget)) == ids("</think>")
+    begins = Walk(compiler, constrained(regex="ab", reasoning=ReasoningParams(**think, starts_inside=False)))
+    begins.step()
+    assert run_ahead(begins) == []
+    begins.step(ids("<think>")[0])
+    assert tuple(run_ahead(begins)) == ids("<think>")[1:]
+
+
+def test_the_mask_that_ended_a_run_is_the_next_steps(compiler, ids):
+    walk = Walk(compiler, constrained(json=SCHEMA))
+    walk.step(*ids('{"'))
+    forced = run_ahead(walk)
+    made = walk.row.mask
+    assert made is not None
+    assert walk.step(*forced) == Walk(compiler, constrained(json=SCHEMA), (*ids('{"'), *forced)).step()
+
+
+def test_a_row_that_went_ahead_in_a_step_that_is_made_again_goes_back(compiler, ids):
+    walk = Walk(compiler, constrained(json=SCHEMA))
+    expected = walk.step(*ids('{"'))
+    forced = run_ahead(walk)
+    assert forced
+    assert walk.step() == expected
+    assert run_ahead(walk) == forced
