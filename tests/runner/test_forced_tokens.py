@@ -21,7 +21,7 @@ from pellucid.engine.build import LoadedModel, load_model_parts
 from pellucid.frontend.tokenizer import load_tokenizer
 from pellucid.observability.events import StepCompleted, TokenSampled
 from pellucid.sampling.params import ReasoningParams, SamplingParams, StructuredOutputsParams
-from tests.models.tiny import END_OF_TEXT_ID, TURN_END_ID, make_tiny_checkpoint
+from tests.models.tiny import END_OF_TEXT_ID, TURN_END_ID, VOCAB_SIZE, make_tiny_checkpoint
 from tests.runner.equivalence import Run, engine, run, run_alone
 
 PERSON = {
@@ -53,7 +53,6 @@ MORE: list[dict[str, Any]] = [
     dict(temperature=1.0, min_tokens=45),
     dict(temperature=1.0, ignore_eos=True),
     dict(temperature=1.0, stop_token_ids=tuple(range(80, 90))),
-    dict(temperature=1.0, stop_token_ids=tuple(range(60, 110)), min_tokens=8),
     dict(temperature=1.0, prompt_logprobs=1),
 ]
 
@@ -188,7 +187,7 @@ def test_a_step_that_is_made_again_gives_them_again(loaded, requests, slow):
 
 
 @pytest.mark.parametrize(
-    "more", [dict(logprobs=2), dict(bad_words_token_ids=((500,),)), dict(allowed_token_ids=tuple(range(500)))]
+    "more", [dict(logprobs=2), dict(bad_words_token_ids=((3, 3),)), dict(allowed_token_ids=tuple(range(VOCAB_SIZE)))]
 )
 def test_who_needs_every_logit_gets_each_token_by_itself(loaded, requests, slow, more):
     asked = [
@@ -201,6 +200,21 @@ def test_who_needs_every_logit_gets_each_token_by_itself(loaded, requests, slow,
         result = found.results[value.request_id]
         assert result.token_ids == slow.results[value.request_id].token_ids
         assert len(result.logprobs) == (len(result.token_ids) if "logprobs" in more else 0)
+
+
+@pytest.mark.parametrize("max_forced", [0, 32])
+def test_a_forced_token_that_would_end_too_early_is_an_error_as_it_is_step_by_step(loaded, encode, max_forced):
+    """min_tokens keeps stop tokens out; where the constraint leaves nothing else the request can't go on."""
+    core = engine(loaded)
+    core.runner.max_forced_tokens = max_forced
+    stop = encode("b")
+    core.add_request(_request("r", [5, 6, 7], 0, regex="a(a|b)b", stop_token_ids=stop, min_tokens=4, temperature=0.0))
+    outputs = []
+    while core.has_work():
+        outputs += core.step().outputs
+    assert [token for output in outputs for token in output.new_token_ids] == [*encode("a"), *encode("a")]
+    assert outputs[-1].finish_reason is FinishReason.ERROR
+    assert "no token is left" in (outputs[-1].error or "")
 
 
 def test_a_choice_of_one_token_and_its_end_are_one_step(loaded, encode):
