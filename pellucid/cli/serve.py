@@ -53,6 +53,10 @@ def serve(
     reasoning_parser: Annotated[
         str, typer.Option(help="How the model marks its reasoning; auto reads it off template and vocabulary.")
     ] = "auto",
+    reranker_template: Annotated[
+        str,
+        typer.Option(metavar="FILE", help="Jinja of query and document: /score and /rerank ask the model, yes or no."),
+    ] = "",
     access_log: Annotated[bool, typer.Option("--access-log", help="Log a line of JSON per request.")] = False,
     request_log: Annotated[
         str, typer.Option(metavar="FILE", help="Append a line of JSON per request to this file.")
@@ -90,6 +94,7 @@ def serve(
         response_max_age_s=response_max_age * 24 * 3600,
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
+        reranker_template=reranker_template,
         access_log=access_log,
         request_log=request_log,
         request_log_content=request_log_content,

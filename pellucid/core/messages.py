@@ -80,7 +80,7 @@ class TokenLogprob(msgspec.Struct, frozen=True, array_like=True):
     """Log-probabilities (natural log, of the unmodified distribution, -inf clamped to -9999.0) at one position.
 
     token_ids[0] is the token that stands there and ranks[0] its rank (1 = most likely);
-    the others are the most likely alternatives, best first.
+    the others are the most likely alternatives, best first, and then those that were asked for by id.
     """
 
     token_ids: list[int]

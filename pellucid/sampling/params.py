@@ -59,6 +59,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None  # how many alternatives beside the sampled token; None: none at all
+    logprob_token_ids: tuple[int, ...] = ()  # with logprobs: tell those of these tokens, too
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     shown_special_token_ids: tuple[int, ...] = ()  # these are not skipped: markers that a parser looks for

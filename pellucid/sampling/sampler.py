@@ -80,7 +80,7 @@ class Sampler:
     def _logprobs(
         self, raw: np.ndarray, chosen: list[int], states: Sequence[SamplingState], errors: dict[int, str]
     ) -> dict[int, TokenLogprob]:
-        rows, num_top = [], []
+        rows, num_top, more = [], [], []
         for i, state in enumerate(states):
             if state.params.logprobs is not None and i not in errors:
                 if not np.isfinite(raw[i].max()):  # only the adjusted row has been looked at
@@ -88,7 +88,8 @@ class Sampler:
                     continue
                 rows.append(i)
                 num_top.append(state.params.logprobs)
-        entries = token_logprobs(self._ops, raw, rows, [chosen[i] for i in rows], num_top)
+                more.append(state.params.logprob_token_ids)
+        entries = token_logprobs(self._ops, raw, rows, [chosen[i] for i in rows], num_top, more)
         return dict(zip(rows, entries, strict=True))
 
 

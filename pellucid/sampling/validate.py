@@ -98,6 +98,7 @@ def _check_numbers(params: SamplingParams, limits: SamplingLimits) -> None:
 def _check_lists(params: SamplingParams, limits: SamplingLimits) -> None:
     _strings("stop", params.stop, limits.max_stop_strings, limits.max_stop_string_length)
     _list("stop_token_ids", params.stop_token_ids, limits.max_stop_token_ids)
+    _list("logprob_token_ids", params.logprob_token_ids, limits.max_logprobs)
     _list("shown_special_token_ids", params.shown_special_token_ids, limits.max_stop_token_ids)
     if params.allowed_token_ids is not None:
         _list("allowed_token_ids", params.allowed_token_ids, MAX_COUNT, at_least_one=True)
@@ -118,6 +119,7 @@ def _check_lists(params: SamplingParams, limits: SamplingLimits) -> None:
 
 def _check_token_ids(params: SamplingParams, vocab_size: int | None) -> None:
     _token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
+    _token_ids("logprob_token_ids", params.logprob_token_ids, vocab_size)
     _token_ids("shown_special_token_ids", params.shown_special_token_ids, vocab_size)
     _token_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
     _token_ids("logit_bias", params.logit_bias or (), vocab_size)
@@ -140,6 +142,12 @@ def _check_together(params: SamplingParams, vocab_size: int | None, max_model_le
             "stop",
             "Invalid 'stop': stop strings are looked for in the text, and 'detokenize' is false. "
             "Use stop_token_ids, or leave detokenize on.",
+            "invalid_value",
+        )
+    if params.logprob_token_ids and params.logprobs is None:
+        raise InvalidParameterError(
+            "logprob_token_ids",
+            "Invalid 'logprob_token_ids': these are told with the log-probabilities, and 'logprobs' is not set.",
             "invalid_value",
         )
     allowed = params.allowed_token_ids

@@ -36,6 +36,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     response_lease_s: float = 12.0  # a server that is silent for so long in the database is dead, and its work failed
     tool_call_parser: str = AUTO  # how the model writes tool calls: a name of TOOL_FORMATS, "auto" or "none"
     reasoning_parser: str = AUTO  # how it marks its reasoning: a name of REASONING_FORMATS, "auto" or "none"
+    reranker_template: str = ""  # a file: how a model that answers with yes or no is asked; "": scores are cosines
     access_log: bool = False  # one line of JSON a request on stderr, without content
     request_log: str = ""  # the same in a file; "": none
     request_log_content: bool = False  # in it the bodies, too

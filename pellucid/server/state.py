@@ -12,6 +12,7 @@ from pellucid.core.messages import EngineReady
 from pellucid.engine.client import EngineState
 from pellucid.frontend.async_llm import AsyncLLM
 from pellucid.frontend.parsing.formats import AnswerFormats, find_formats
+from pellucid.frontend.yes_no_reranker import YesNoReranker
 from pellucid.observability.metrics import Metrics, cache_config_labels
 from pellucid.server.errors import model_not_found, unavailable
 from pellucid.server.logprobs import TokenTexts
@@ -43,10 +44,15 @@ class ServerState:
     on_start: list[Hook] = field(default_factory=list)  # once the port is taken; beside the loading of the model
     on_end: list[Hook] = field(default_factory=list)  # once the engine has ended what ran
     formats: AnswerFormats = field(default_factory=AnswerFormats)
+    reranker: YesNoReranker | None = None  # what /score and /rerank ask; None: they compare vectors
     _texts: TokenTexts | None = None
 
     def attach(self, llm: AsyncLLM) -> None:
-        """From here on requests can be taken (as soon as the engine is ready)."""
+        """From here on requests can be taken (as soon as the engine is ready). Raises ValueError where an option does
+        not fit the model.
+        """
+        if template := self.options.reranker_template:
+            self.reranker = YesNoReranker.load(template, llm.tokenizer)
         self.llm = llm
         self.metrics.count_waiting = lambda: llm.num_waiting
         llm.watchers.listeners.append(self.observers.on_events)

@@ -12,7 +12,7 @@ from fastapi import Request
 from pellucid.sampling.params import SamplingParams
 from pellucid.server.errors import invalid
 from pellucid.server.generation import Submission, submit
-from pellucid.server.middleware.context import digest_of, record_of
+from pellucid.server.middleware.context import RequestRecord, digest_of, record_of
 from pellucid.server.prompts import prompts_of
 from pellucid.server.schemas.embeddings import VectorRequest
 from pellucid.server.state import ServerState
@@ -35,10 +35,7 @@ async def vectors_of(
 ) -> Vectors | None:
     """given: one text or many, as text or token ids; param: the field that holds them. None where the client has left.
     Raises ApiError."""
-    state.check_model(body.model)
-    record = record_of(request.scope)
-    if user := body.safety_identifier or body.user:
-        record.user_digest = digest_of(user)
+    record = accounted(state, request, body)
     llm = state.engine()
     if not state.ready.hidden_size:
         raise invalid("This model gives no vectors.", param="model")
@@ -69,6 +66,15 @@ async def vectors_of(
         return None
     values = np.stack([np.frombuffer(output.pooled or b"", "<f4") for output in outputs])
     return Vectors(generation.request_id, values, generation.usage()["prompt_tokens"])
+
+
+def accounted(state: ServerState, request: Request, body: VectorRequest) -> RequestRecord:
+    """The request's record, with its user noted. Raises ApiError where the model is another."""
+    state.check_model(body.model)
+    record = record_of(request.scope)
+    if user := body.safety_identifier or body.user:
+        record.user_digest = digest_of(user)
+    return record
 
 
 def normalised(values: np.ndarray) -> np.ndarray:

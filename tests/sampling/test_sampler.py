@@ -78,6 +78,19 @@ def test_logprobs_are_of_the_unmodified_distribution():
     assert entry.logprobs == pytest.approx(exact[entry.token_ids].tolist(), abs=1e-5)
 
 
+def test_logprobs_of_certain_tokens_are_told_after_the_likeliest():
+    logits = random_logits()
+    exact = torch.log_softmax(logits[0].double(), -1)
+    order = exact.argsort(descending=True).tolist()
+    asked = (order[150], order[1], order[0], order[90])
+    neighbour = state(logprobs=1)
+    first, second = Sampler(V).sample(logits.repeat(2, 1), [state(logprobs=2, logprob_token_ids=asked), neighbour])
+    assert first.logprobs.token_ids == [order[0], order[1], order[150], order[90]]
+    assert first.logprobs.ranks == [1, 2, 151, 91]
+    assert first.logprobs.logprobs == pytest.approx(exact[first.logprobs.token_ids].tolist(), abs=1e-5)
+    assert second.logprobs.token_ids == order[:1]
+
+
 def test_the_sampled_token_is_not_told_twice():
     (sampled,) = Sampler(V).sample(random_logits(), [state(logprobs=5)])
     assert sampled.logprobs.ranks == [1, 2, 3, 4, 5]

@@ -18,10 +18,11 @@ PREFIX, SUFFIX, MIDDLE = FIM_TOKENS = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fi
 NAME = "small"
 
 
-def make_checkpoint(directory: Path) -> Path:
+def make_checkpoint(directory: Path, *words: str) -> Path:
+    """words: to be tokens of their own."""
     tokenizer = copy.deepcopy(tiny_tokenizer())
     tokenizer.add_special_tokens({"additional_special_tokens": list(FIM_TOKENS)})
-    tokenizer.add_tokens(["<think>", "</think>"])
+    tokenizer.add_tokens(["<think>", "</think>", *words])
     tokenizer.chat_template = CHAT_TEMPLATE.replace("assistant\n' }}", "assistant\n<think>\n' }}")
     model = make_tiny_model("qwen3", vocab_size=len(tokenizer))
     model.save_pretrained(directory)
