@@ -84,10 +84,11 @@ class ModelRunner:
         forced = {
             i: one.forced_after(token, self.max_forced_tokens)
             for i, one, token in zip(sampling, kept, sampled, strict=True)
+            if one.ruled is not None
         }
         tokens = dict(zip(sampling, sampled, strict=True))
         results = [
-            _result(tokens.get(i), forced.get(i, []), prompt_logprobs.get(i), pooled.get(i)) for i in range(len(shares))
+            _result(tokens.get(i), forced.get(i, ()), prompt_logprobs.get(i), pooled.get(i)) for i in range(len(shares))
         ]
         return RunnerOutput(results, sample_s=time.perf_counter() - computed)
 
@@ -161,7 +162,7 @@ def _sampling_state(request: Request, processors: Sequence[LogitsProcessor] = ()
 
 def _result(
     sampled: SampledToken | None,
-    forced: list[int],
+    forced: Sequence[int],
     prompt_logprobs: list[TokenLogprob] | str | None,
     pooled: bytes | None,
 ) -> SampledRequest:
