@@ -62,7 +62,7 @@ def test_every_name_and_bucket_is_there(scripted: RunningServer) -> None:
 
 
 def test_requests_are_counted_as_they_were() -> None:
-    with scripted_server() as server:
+    with scripted_server(script={"step_ms": 20}) as server:  # slow enough that each token is read by itself
         prompt = "y" * 40 + "\nsay hello"
         for stream in (False, True):
             body = {"model": "m", "prompt": prompt, "temperature": 0, "n": 2, "stream": stream, "max_tokens": 50}

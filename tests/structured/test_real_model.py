@@ -109,9 +109,9 @@ def test_in_one_batch_with_free_requests_each_gets_what_it_gets_alone(
 def test_preempted_again_and_again_it_is_still_the_same(
     prompt: list[int], params: list[SamplingParams], alone: list[CompletionOutput]
 ) -> None:
-    small = LLM(MODEL, max_model_len=256, num_kv_blocks=18, max_num_batched_tokens=256, enable_prefix_caching=False)
+    small = LLM(MODEL, max_model_len=256, num_kv_blocks=17, max_num_batched_tokens=256, enable_prefix_caching=False)
     outputs = small.generate([prompt] * len(params), params, use_tqdm=False)
-    assert sum(output.metrics.num_preemptions for output in outputs) > 5
+    assert sum(output.metrics.num_preemptions for output in outputs) > 3
     assert only(outputs) == alone
 
 
