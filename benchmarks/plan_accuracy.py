@@ -1,10 +1,10 @@
 """What `pellucid plan` predicts beside what then happens: memory and speed, as a table in Markdown.
 
-    python benchmarks/plan_accuracy.py [--cases smollm2,bf16,int8,int4] [--kv-blocks 512]
+    python benchmarks/plan_accuracy.py [--cases smollm2,bf16,int8,int4] [--kv-blocks 640] [--rounds 3]
 
-Each case runs in a process of its own: the prediction is made first, before anything is loaded; then the engine is
-built and computes, and its memory is what the process holds more than before (anonymous memory: pages of the mapped
-checkpoint are the system's). Speeds are the best of three runs on both sides. The Qwen3-0.6B shape has random weights.
+Each case runs in a process of its own: the engine is built and computes, and its memory is what the process holds more
+than before (anonymous memory: pages of the mapped checkpoint are the system's). Speeds are predicted and measured in
+turns, since the machine's own speed moves: medians of the rounds. The Qwen3-0.6B shape has random weights.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -36,6 +37,7 @@ PROMPT = 1024
 DECODE_STEPS = 24
 MAX_NUM_SEQS = 32
 MAX_MODEL_LEN = 4096
+CHUNK = 512  # tokens in the largest step
 
 
 def write_qwen3(directory: Path) -> None:
@@ -71,8 +73,10 @@ def anonymous_bytes() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
 
 
-def measure_case(model: str, quantization: str | None, kv_blocks: int) -> dict[str, float]:
-    """Runs in its own process."""
+def measure_case(
+    model: str, quantization: str | None, kv_blocks: int, rounds: int
+) -> dict[str, list[tuple[float, float]]]:
+    """(predicted, real) of each figure, one pair a round. Runs in its own process."""
     from pellucid.engine.plan import KVFormat, activation_bytes, weights_in_memory
     from pellucid.engine.speed import predict_speed
     from pellucid.loader.config_reader import read_model_config
@@ -81,7 +85,6 @@ def measure_case(model: str, quantization: str | None, kv_blocks: int) -> dict[s
     files = resolve_model(model)
     config = read_model_config(files)
     weights = weights_in_memory(files, config, quantization)
-    speed = predict_speed(config, weights, "bf16", remember=False)
 
     from pellucid.config import EngineConfig
     from pellucid.engine.build import load_model_parts
@@ -94,16 +97,19 @@ def measure_case(model: str, quantization: str | None, kv_blocks: int) -> dict[s
 
     before = anonymous_bytes()
     core, _, _ = load_model_parts(engine_config, lambda _: None).engine_core()
-    real = {f"decode x{size}": max(_decode(core, size) for _ in range(3)) for size in (1, 8, MAX_NUM_SEQS)}
-    real["prefill"] = max(_prefill(core) for _ in range(3))
     _fill_pool(core, kv_blocks)
-    real["memory"] = anonymous_bytes() - before
+    real_memory = anonymous_bytes() - before
     shorter = dataclasses.replace(config, max_position_embeddings=MAX_MODEL_LEN)
     kv_bytes = KVFormat.named("auto").cache_bytes(config, 16) * kv_blocks
-    predicted = {f"decode x{size}": speed.decode_tokens_per_second(size, CONTEXT) for size in (1, 8, MAX_NUM_SEQS)}
-    predicted["prefill"] = speed.prefill_tokens_per_second(PROMPT)
-    predicted["memory"] = sum(w.num_bytes for w in weights) + kv_bytes + activation_bytes(shorter, 512, MAX_NUM_SEQS)
-    return {f"predicted {key}": predicted[key] for key in predicted} | {f"real {key}": real[key] for key in real}
+    planned = sum(w.num_bytes for w in weights) + kv_bytes + activation_bytes(shorter, CHUNK, MAX_NUM_SEQS)
+    pairs: dict[str, list[tuple[float, float]]] = {"memory": [(planned, real_memory)]}
+    for _ in range(rounds):
+        speed = predict_speed(config, weights, "bf16", remember=False)
+        for size in (1, 8, MAX_NUM_SEQS):
+            pair = (speed.decode_tokens_per_second(size, CONTEXT), _decode(core, size))
+            pairs.setdefault(f"decode x{size}", []).append(pair)
+        pairs.setdefault("prefill", []).append((speed.prefill_tokens_per_second(PROMPT), _prefill(core)))
+    return pairs
 
 
 def _submit(core: Any, num_requests: int, num_prompt_tokens: int, max_tokens: int) -> None:
@@ -140,9 +146,11 @@ def _prefill(core: Any) -> float:
 
 
 def _fill_pool(core: Any, kv_blocks: int) -> None:
-    """Every block is written once, and the largest step is made."""
-    per_request = min(kv_blocks * 16 // 4, MAX_MODEL_LEN) - 8
-    _submit(core, 4, per_request, 2)
+    """Every block is written once, by four requests at once, and the largest steps are made."""
+    num_output = kv_blocks * 16 // CHUNK + 8  # so that the first still runs when the last has its blocks
+    _submit(core, 4, min(kv_blocks * 16 // 4, MAX_MODEL_LEN) - num_output, num_output)
+    _drain(core)
+    _submit(core, MAX_NUM_SEQS, 8, 2)
     _drain(core)
 
 
@@ -155,12 +163,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", default=",".join(CASES))
     parser.add_argument("--kv-blocks", type=int, default=640)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--case", help=argparse.SUPPRESS)  # the inner process: one case, as JSON
     parser.add_argument("--model", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.case:
         _, model, quantization = CASES[args.case]
-        print(json.dumps(measure_case(model or args.model, quantization, args.kv_blocks)))
+        print(json.dumps(measure_case(model or args.model, quantization, args.kv_blocks, args.rounds)))
         return
     print("| model | | predicted | real | predicted / real |\n|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as directory:
@@ -170,18 +179,16 @@ def main() -> None:
             write_qwen3(checkpoint)
         for case in args.cases.split(","):
             command = [sys.executable, __file__, "--case", case, "--kv-blocks", str(args.kv_blocks)]
+            command += ["--rounds", str(args.rounds)]
             done = subprocess.run([*command, "--model", str(checkpoint)], capture_output=True, text=True, check=False)
             if done.returncode:
                 raise SystemExit(done.stderr)
-            values = json.loads(done.stdout.splitlines()[-1])
-            for key in ("memory", "decode x1", "decode x8", f"decode x{MAX_NUM_SEQS}", "prefill"):
-                predicted, real = values[f"predicted {key}"], values[f"real {key}"]
-                shown = (
-                    f"{predicted / 2**20:.0f} MiB | {real / 2**20:.0f} MiB"
-                    if key == "memory"
-                    else f"{predicted:.1f} tok/s | {real:.1f} tok/s"
-                )
-                print(f"| {CASES[case][0]} | {key} | {shown} | {predicted / real:.2f} |", flush=True)
+            for key, pairs in json.loads(done.stdout.splitlines()[-1]).items():
+                predicted, real = (statistics.median(side) for side in zip(*pairs, strict=True))
+                ratio = statistics.median(first / second for first, second in pairs)
+                unit, scale = ("MiB", 2**20) if key == "memory" else ("tok/s", 1)
+                cells = f"{predicted / scale:.4g} {unit} | {real / scale:.4g} {unit} | {ratio:.2f}"
+                print(f"| {CASES[case][0]} | {key} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Where the time of an engine's step goes: the kernels one by one, and what surrounds them.
 
-    python benchmarks/step.py MODEL [--quantization int8] [--batch 1,32] [--context 192] [--prefill 2048] [--steps 40]
+    python benchmarks/step.py MODEL [--quantization int8] [--batch 1,32] [--context 192] [--steps 40]
 
 Drives an EngineCore as the server does, without the server. "tape" is the recorded forward pass, broken down by kind of
 step (as seen by its first thread); the rest is Python: building the batch, sampling, scheduling, accounting.

@@ -26,7 +26,7 @@ from pellucid.runner.speed_probe import (
     measure_layer,
 )
 
-STEP_S = 0.6e-3  # scheduler, batch, output: what a step costs beside the model ...
+STEP_S = 0.8e-3  # scheduler, batch, output: what a step costs beside the model ...
 REQUEST_S = 15e-6  # ... and each request in it
 CACHE_FILE = "speed.json"
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -39,7 +40,7 @@ class TraceFile:
         self._buffer = bytearray(b"[\n")
         self._last_flush = time.monotonic()
         self._events = TraceEvents(time.time())
-        self._encode = msgspec.json.Encoder().encode
+        self._encode = msgspec.json.Encoder().encode_lines
         self._add(self._events.header())
         self.flush()
 
@@ -47,8 +48,7 @@ class TraceFile:
         """is_idle: no more events are about to come."""
         if self._fd is None:
             return
-        for event in events:
-            self._add(self._events.convert(event))
+        self._add(chain.from_iterable(map(self._events.convert, events)))
         now = time.monotonic()
         if is_idle or len(self._buffer) > FLUSH_BYTES or now - self._last_flush > FLUSH_S:
             self.flush()
@@ -67,13 +67,12 @@ class TraceFile:
             self._write()
             self._finish("the end", warn=False)
 
-    def _add(self, trace_events: Iterator[TraceEvent]) -> None:
-        for trace_event in trace_events:
-            self._buffer += self._encode(trace_event)
-            self._buffer += b",\n"
+    def _add(self, trace_events: Iterable[TraceEvent]) -> None:
+        # JSON writes a line break within a string as an escape: this one ends an event.
+        self._buffer += self._encode(trace_events).replace(b"}\n", b"},\n")
 
     def _finish(self, why: str, warn: bool = True) -> None:
-        self._buffer[:] = self._encode({"ph": "M", "name": why, "pid": 1, "tid": 0, "args": {"name": why}}) + b"\n]\n"
+        self._buffer[:] = self._encode([{"ph": "M", "name": why, "pid": 1, "tid": 0, "args": {"name": why}}]) + b"]\n"
         self._write()
         if self._fd is not None:
             os.close(self._fd)
