@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pellucid.core.messages import EngineCoreOutput
 from pellucid.core.request import Request
@@ -16,7 +16,7 @@ from pellucid.observability.events import (
     RequestPreempted,
     RequestScheduled,
     StepStarted,
-    TokenSampled,
+    TokensSampled,
     TokensScheduled,
 )
 
@@ -97,42 +97,38 @@ class DecisionLog:
         )
 
     def scheduled(self, output: SchedulerOutput, num_running: int, num_waiting: int, num_free_blocks: int) -> None:
+        request_ids = [share.request.request_id for share in output.requests]
+        num_tokens = [share.num_tokens for share in output.requests]
         if self._bus.wants(TokensScheduled):
-            time_s = self._now()
-            for share in output.requests:
-                self._bus.publish(
-                    TokensScheduled(
-                        request_id=share.request.request_id,
-                        time=time_s,
-                        step=output.step,
-                        start=share.start,
-                        num_tokens=share.num_tokens,
-                        limited_by="" if share.samples else "token_budget",
-                    )
+            self._bus.publish(
+                TokensScheduled(
+                    step=output.step,
+                    time=self._now(),
+                    request_ids=request_ids,
+                    starts=[share.start for share in output.requests],
+                    num_tokens=num_tokens,
+                    limited_by=["" if share.samples else "token_budget" for share in output.requests],
                 )
+            )
         self._bus.publish(
             StepStarted(
                 step=output.step,
                 time=self._now(),
-                request_ids=[share.request.request_id for share in output.requests],
-                num_tokens=[share.num_tokens for share in output.requests],
+                request_ids=request_ids,
+                num_tokens=num_tokens,
                 num_running=num_running,
                 num_waiting=num_waiting,
                 num_free_blocks=num_free_blocks,
             )
         )
 
-    def sampled(self, request: Request, output: EngineCoreOutput, step: int) -> None:
-        first = request.num_output_tokens - len(output.new_token_ids)
-        first_forced = request.num_output_tokens - request.num_forced_ahead
-        for index, token_id in enumerate(output.new_token_ids, first):
-            self._bus.publish(
-                TokenSampled(
-                    request_id=request.request_id,
-                    time=self._now(),
-                    step=step,
-                    index=index,
-                    token_id=token_id,
-                    forced=index >= first_forced,
-                )
-            )
+    def sampled(self, results: Sequence[tuple[Request, EngineCoreOutput]], step: int) -> None:
+        tokens = TokensSampled(step=step, time=self._now(), request_ids=[], indexes=[], token_ids=[], forced=[])
+        for request, output in results:
+            end = request.num_output_tokens
+            first, first_forced = end - len(output.new_token_ids), end - request.num_forced_ahead
+            tokens.request_ids.extend([request.request_id] * (end - first))
+            tokens.indexes.extend(range(first, end))
+            tokens.token_ids.extend(output.new_token_ids)
+            tokens.forced.extend(index >= first_forced for index in range(first, end))
+        self._bus.publish(tokens)

@@ -17,7 +17,7 @@ from pellucid.core.messages import EngineCoreOutput, EngineCoreRequest, FinishRe
 from pellucid.core.request import FINISHED_STATUS, Request, RequestStatus
 from pellucid.core.scheduler_output import RunnerOutput, SampledRequest, ScheduledRequest, SchedulerOutput
 from pellucid.observability.bus import EventBus
-from pellucid.observability.events import TokenSampled
+from pellucid.observability.events import TokensSampled
 
 _ORDER = attrgetter("order")
 
@@ -272,7 +272,7 @@ class Scheduler:
         """
         outputs: list[EngineCoreOutput] = []
         doubtful: set[int] = set()  # ids of blocks that a failed request was to write in this step
-        wants_tokens = self._bus.wants(TokenSampled)
+        told: list[tuple[Request, EngineCoreOutput]] = []
         for share, result in zip(scheduled.requests, sampled.requests, strict=True):
             request = share.request
             if request.status is not RequestStatus.RUNNING:
@@ -297,8 +297,9 @@ class Scheduler:
                     outputs.append(self._finish(request, Ending(FinishReason.STOP), pooled=result.pooled))
                 elif result.token_ids:
                     outputs.append(self._append(request, result))
-                    if wants_tokens:
-                        self._log.sampled(request, outputs[-1], scheduled.step)
+                    told.append((request, outputs[-1]))
+        if told and self._bus.wants(TokensSampled):
+            self._log.sampled(told, scheduled.step)
         return outputs
 
     def _append(self, request: Request, result: SampledRequest) -> EngineCoreOutput:

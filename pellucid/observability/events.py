@@ -116,17 +116,17 @@ class RequestFinished(msgspec.Struct, frozen=True, kw_only=True, tag="finished")
 
 
 class TokensScheduled(msgspec.Struct, frozen=True, kw_only=True, tag="tokens_scheduled"):
-    """Tokens [start, start + num_tokens) of a request are computed in this step.
+    """Tokens [start, start + num_tokens) of each request of the batch are computed in this step; the lists are aligned.
 
-    limited_by: "" when that reaches its end and a token is sampled, else "token_budget".
+    limited_by: "" when that reaches the request's end and a token is sampled, else "token_budget".
     """
 
-    request_id: str
-    time: float
     step: int
-    start: int
-    num_tokens: int
-    limited_by: str = ""
+    time: float
+    request_ids: list[str]
+    starts: list[int]
+    num_tokens: list[int]
+    limited_by: list[str]
 
 
 class StepStarted(msgspec.Struct, frozen=True, kw_only=True, tag="step_started"):
@@ -141,17 +141,18 @@ class StepStarted(msgspec.Struct, frozen=True, kw_only=True, tag="step_started")
     num_free_blocks: int
 
 
-class TokenSampled(msgspec.Struct, frozen=True, kw_only=True, tag="token_sampled"):
-    """index counts the request's output tokens from 0. forced: a constraint left no other, and it cost no step of its
-    own.
+class TokensSampled(msgspec.Struct, frozen=True, kw_only=True, tag="tokens_sampled"):
+    """What came out of a step, an entry a token: the lists are aligned, a request is named once for each of its tokens.
+
+    indexes count a request's output tokens from 0. forced: a constraint left no other, and it cost no step of its own.
     """
 
-    request_id: str
-    time: float
     step: int
-    index: int
-    token_id: int
-    forced: bool = False
+    time: float
+    request_ids: list[str]
+    indexes: list[int]
+    token_ids: list[int]
+    forced: list[bool]
 
 
 class StepCompleted(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
@@ -315,7 +316,7 @@ Event = (
     | RequestFinished
     | TokensScheduled
     | StepStarted
-    | TokenSampled
+    | TokensSampled
     | StepCompleted
     | BlocksAllocated
     | BlocksFreed

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pellucid.core.messages import SchedulerStats
-from pellucid.observability.events import Event, StepCompleted, TokenSampled, TokensScheduled
+from pellucid.observability.events import Event, StepCompleted, TokensSampled, TokensScheduled
 from pellucid.server.http_protocol import CUT_OFF
 from pellucid.server.state import ServerState
 
@@ -21,7 +21,7 @@ MAX_UNSENT_EVENTS = 20_000
 INTERVAL_S = 0.1
 PAST_EVENTS = 1000
 
-_NOT_SHOWN = (TokenSampled, TokensScheduled)  # the page counts tokens by the steps
+_NOT_SHOWN = (TokensSampled, TokensScheduled)  # the page counts tokens by the steps
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),

@@ -18,7 +18,7 @@ from pellucid.observability.events import (
     PrefixHit,
     RequestArrived,
     StepStarted,
-    TokenSampled,
+    TokensSampled,
     TokensScheduled,
 )
 
@@ -31,15 +31,15 @@ def arrived(request_id: str) -> RequestArrived:
     return RequestArrived(request_id=request_id, time=0.0, num_prompt_tokens=1)
 
 
-def sampled(token_id: int) -> TokenSampled:
-    return TokenSampled(request_id="r", time=0.0, step=1, index=0, token_id=token_id)
+def sampled(token_id: int) -> TokensSampled:
+    return TokensSampled(step=1, time=0.0, request_ids=["r"], indexes=[0], token_ids=[token_id], forced=[False])
 
 
 def test_subscribers_hear_their_kinds_in_order() -> None:
     bus = EventBus()
     every, tokens = [], []
     bus.subscribe(every.append)
-    bus.subscribe(tokens.append, {TokenSampled})
+    bus.subscribe(tokens.append, {TokensSampled})
     told = [arrived("a"), sampled(1), arrived("b"), sampled(2)]
     for event in told:
         bus.publish(event)
@@ -54,13 +54,13 @@ def test_subscribers_hear_their_kinds_in_order() -> None:
 def test_rare_events_are_wanted_always_and_frequent_ones_only_by_somebody() -> None:
     bus = EventBus()
     assert all(bus.wants(kind) for kind in ALWAYS_PUBLISHED)
-    assert not bus.wants(TokenSampled)
+    assert not bus.wants(TokensSampled)
     heard: list[Event] = []
-    bus.subscribe(heard.append, {TokenSampled})
-    assert bus.wants(TokenSampled)
+    bus.subscribe(heard.append, {TokensSampled})
+    assert bus.wants(TokensSampled)
     assert not bus.wants(BlockCached)
     bus.unsubscribe(heard.append)
-    assert not bus.wants(TokenSampled)
+    assert not bus.wants(TokensSampled)
     bus.subscribe(heard.append)
     assert bus.wants(BlockCached)
     assert EventBus(record={BlockCached}).wants(BlockCached)
@@ -101,6 +101,7 @@ def test_every_event_crosses_a_process_boundary_as_itself() -> None:
         "str | None": None,
         "list[str]": ["a"],
         "list[int]": [1],
+        "list[bool]": [True],
         "list[RequestState]": [],
         "list[CachedBlock]": [],
     }
@@ -156,14 +157,22 @@ def test_the_events_tell_the_story_of_a_shared_prefix() -> None:
     tables = {event.request_id: event for event in heard if isinstance(event, BlocksAllocated)}
     assert tables["a"].block_ids[:2] == tables["b"].block_ids[: tables["b"].num_shared] == [0, 1]
     shares = [
-        (event.request_id, event.step, event.start, event.num_tokens, event.limited_by)
+        (request_id, event.step, start, num_tokens, limited_by)
         for event in heard
         if isinstance(event, TokensScheduled)
+        for request_id, start, num_tokens, limited_by in zip(
+            event.request_ids, event.starts, event.num_tokens, event.limited_by, strict=True
+        )
     ]
     assert shares == [("a", 1, 0, 9, ""), ("b", 1, 8, 1, "token_budget"), ("b", 2, 9, 2, ""), ("b", 3, 11, 1, "")]
     batches = [(event.request_ids, event.num_tokens) for event in heard if isinstance(event, StepStarted)]
     assert batches == [(["a", "b"], [9, 1]), (["b"], [2]), (["b"], [1])]
-    tokens = [(event.request_id, event.index, event.token_id) for event in heard if isinstance(event, TokenSampled)]
+    tokens = [
+        told
+        for event in heard
+        if isinstance(event, TokensSampled)
+        for told in zip(event.request_ids, event.indexes, event.token_ids, strict=True)
+    ]
     assert tokens == [("a", 0, engine.tokens["a"][0]), *(("b", i, token) for i, token in enumerate(engine.tokens["b"]))]
 
 

@@ -19,7 +19,7 @@ from pellucid.core.messages import EngineCoreRequest, FinishReason
 from pellucid.core.scheduler_output import RunnerOutput, SchedulerOutput
 from pellucid.engine.build import LoadedModel, load_model_parts
 from pellucid.frontend.tokenizer import load_tokenizer
-from pellucid.observability.events import StepCompleted, TokenSampled
+from pellucid.observability.events import StepCompleted, TokensSampled
 from pellucid.sampling.params import ReasoningParams, SamplingParams, StructuredOutputsParams
 from tests.models.tiny import END_OF_TEXT_ID, TURN_END_ID, VOCAB_SIZE, make_tiny_checkpoint
 from tests.runner.equivalence import Run, engine, run, run_alone
@@ -229,11 +229,12 @@ def test_the_events_say_which_tokens_were_forced(loaded, requests):
     events: list[Any] = []
     core.bus.subscribe(events.append)
     run(core, requests[:1])
-    tokens = [event for event in events if isinstance(event, TokenSampled)]
+    told = {event.step: event for event in events if isinstance(event, TokensSampled)}
     steps = [event for event in events if isinstance(event, StepCompleted)]
-    assert [event.index for event in tokens] == list(range(len(tokens)))
+    indexes = [index for event in told.values() for index in event.indexes]
+    assert indexes == list(range(len(indexes)))
     for step in steps:
-        forced = [event.forced for event in tokens if event.step == step.step]
-        assert forced == [False] + [True] * step.num_forced
+        forced = told[step.step].forced if step.step in told else []
+        assert forced == ([False] + [True] * step.num_forced if step.num_sampled else [])
         assert len(forced) == step.num_sampled
     assert sum(step.num_forced for step in steps) == core.stats().num_forced_tokens > 0
