@@ -1,10 +1,21 @@
-"""What every test room shares: in CI a skipped test is a failed one, since CI installs all that any test needs."""
+"""What every test room shares: a machine among processes, patience with examples, and in CI a skip is a failure."""
 
 from __future__ import annotations
 
 import os
 
+import hypothesis
 import pytest
+
+# A machine with other things to do is slow at any moment: no example has a time limit.
+hypothesis.settings.register_profile("patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("patient")
+
+if "PYTEST_XDIST_WORKER" in os.environ:
+    # Before torch is imported. Each of the processes that share the cores, and each server it starts, computes on one
+    # thread where its test asks for no number, and sleeps where it waits for others.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -25,8 +25,8 @@ def select_kernels(
 ) -> KernelChoice:
     """name: "auto", "cpu" (compiled, needs pellucid_native) or "torch".
 
-    num_threads: None for one a physical core. Raises ValueError for a name or dtype that is unknown or does not suit
-    the device, RuntimeError where "cpu" was asked for and is not to be had.
+    num_threads: None for OMP_NUM_THREADS, or one a physical core. Raises ValueError for a name or dtype that is unknown
+    or does not suit the device, RuntimeError where "cpu" was asked for and is not to be had.
     """
     device = torch.device(device)
     if name not in ("auto", "cpu", "torch"):

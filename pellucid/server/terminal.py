@@ -42,11 +42,12 @@ def greeting(url: str, model_name: str, ready: EngineReady, asks_for_key: bool, 
     question = [{"role": "user", "content": "What is the capital of France?"}]
     body = {"model": model_name, "messages": question, "temperature": 0}
     key = " -H 'Authorization: Bearer YOUR_KEY'" if asks_for_key else ""
+    kernels = ready.details.get("kernels", f"{ready.kernels} kernels")  # with the reason, where the engine gives one
     curl = f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     return "\n".join(
         [
             f"pellucid {__version__} serves {model_name} at {url}",
-            f"  {ready.device}, {ready.dtype}, {ready.kernels} kernels; context {ready.max_model_len}, "
+            f"  {ready.device}, {ready.dtype}, {kernels}; context {ready.max_model_len}, "
             f"{ready.num_blocks} KV blocks of {ready.block_size}, up to {ready.max_num_seqs} requests at a time",
             *([f"  watch it work, and chat: {url}/ui"] if has_ui else []),
             "",

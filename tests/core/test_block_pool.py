@@ -103,7 +103,7 @@ class KVCacheMachine(RuleBasedStateMachine):
 
 
 test_every_block_has_exactly_one_owner = KVCacheMachine.TestCase
-test_every_block_has_exactly_one_owner.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+test_every_block_has_exactly_one_owner.settings = settings(max_examples=60, stateful_step_count=40)
 
 
 def test_empty_blocks_are_used_before_cached_ones_and_those_least_recently_used_first() -> None:

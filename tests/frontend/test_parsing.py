@@ -102,7 +102,7 @@ def pieces_of(text: str) -> st.SearchStrategy[str]:
 
 
 @every_format
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=120)
 @given(data=st.data())
 def test_every_chunking_gives_the_parse_of_the_whole(name: str, data: st.DataObject) -> None:
     tool_format = TOOL_FORMATS[name]

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from tests.kernels import cpu_linear_oracle as oracle
+from tests.kernels.native_module import native_or_skip
 
-native = pytest.importorskip("pellucid_native._native", reason="the native module is not built")
+native = native_or_skip()
 
 ISA = native.available_isas()[-1]
 

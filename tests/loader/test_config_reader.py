@@ -290,7 +290,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=st.dictionaries(st.sampled_from(sorted(LLAMA32)), JSON_VALUES, min_size=1, max_size=3))
 def test_any_json_in_any_field_gives_a_config_or_a_clean_error(changes: dict[str, Any], tmp_path: Path) -> None:
     try:

@@ -147,7 +147,7 @@ def test_a_file_cut_off_anywhere_is_refused(whole: bytes, tmp_path: Path) -> Non
     assert not any(read(tmp_path / "cut.gguf", whole[:cut]) for cut in cuts)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mutated_bytes_give_a_file_or_a_clean_error(data: st.DataObject, whole: bytes, tmp_path: Path) -> None:
     header = 3500  # counts, lengths, types and offsets all lie here
@@ -159,7 +159,7 @@ def test_mutated_bytes_give_a_file_or_a_clean_error(data: st.DataObject, whole: 
     read(tmp_path / "mutated.gguf", bytes(content))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(noise=st.binary(max_size=400))
 def test_noise_behind_a_header_gives_a_clean_error(noise: bytes, tmp_path: Path) -> None:
     read(tmp_path / "noise.gguf", gguf_bytes(num_keys=3, num_tensors=2) + noise)

@@ -204,7 +204,7 @@ def test_what_is_wrong_with_a_safetensors_file_is_named(name: str, tmp_path: Pat
     assert str(path) in str(caught.value)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_mutated_safetensors_file_is_read_or_refused(data: st.DataObject, tmp_path: Path) -> None:
     content = bytearray(with_header({"a": entry(), "b": entry("BF16", (2, 3), (8, 20))}, bytes(20)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import gguf_oracle  # noqa: F401  # transformers below reads a file once
 import pytest
 import torch
 from paged_run import PagedRun

@@ -79,7 +79,7 @@ class Case:
 
 
 @every_ops
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(Case.logits, Case.draws)
 def test_a_draw_is_the_inverse_of_the_cumulative_distribution(make_ops, logits, draw):
     (token_id,) = make_ops(logits.shape[1]).draw(logits, [draw])
@@ -94,7 +94,7 @@ def test_a_draw_is_the_inverse_of_the_cumulative_distribution(make_ops, logits, 
 
 
 @every_ops
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(Case.logits, Case.draws)
 def test_no_token_outside_the_kept_set_is_ever_drawn(make_ops, logits, draw):
     ops = make_ops(logits.shape[1])
@@ -133,7 +133,7 @@ def test_draws_follow_the_distribution(make_ops, top_k, top_p, min_p):
 
 
 @every_ops
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(Case.logits, st.integers(0, 300))
 def test_the_most_likely_and_their_ranks_are_in_order(make_ops, logits, count):
     row, vocab_size = logits[0], logits.shape[1]
@@ -145,7 +145,7 @@ def test_the_most_likely_and_their_ranks_are_in_order(make_ops, logits, count):
 
 
 @every_ops
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(Case.logits)
 def test_the_log_normalizer_is_logsumexp(make_ops, logits):
     (got,) = make_ops(logits.shape[1]).log_normalizers(logits, [0])

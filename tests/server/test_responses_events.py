@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import Response
 from response_events import check_stream
@@ -104,7 +104,6 @@ def answers(draw: st.DrawFn) -> list[AnswerDelta]:
     st.booleans(),
     st.sampled_from([None, 1, 2]),
 )
-@settings(deadline=None)
 def test_a_stream_adds_up_to_the_response_whatever_is_said(
     deltas: list[AnswerDelta], end: FinishReason | None, as_summary: bool, encrypted: bool, max_calls: int | None
 ) -> None:
@@ -186,7 +185,6 @@ def test_a_failed_answer_keeps_what_was_said() -> None:
 
 
 @given(st.text(CHARACTERS, max_size=20), st.data())
-@settings(deadline=None)
 def test_every_chunking_of_a_custom_tools_arguments_gives_its_text(said: str, data: st.DataObject) -> None:
     ascii_only, spaced = data.draw(st.booleans()), data.draw(st.booleans())
     arguments = json.dumps({"input": said}, ensure_ascii=ascii_only, separators=(", ", " : ") if spaced else None)

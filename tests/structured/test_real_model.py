@@ -224,7 +224,7 @@ SCHEMAS = st.builds(
 
 
 @given(schemas=st.lists(SCHEMAS, min_size=16, max_size=16))
-@settings(max_examples=13, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@settings(max_examples=13, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_every_finished_output_validates_against_its_schema(llm: LLM, prompt: list[int], schemas: list[Any]) -> None:
     params = [
         constrained(json=json.dumps(schema), temperature=1.0, seed=i, max_tokens=120)

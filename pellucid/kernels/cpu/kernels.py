@@ -27,7 +27,7 @@ class CpuKernels(Kernels):
     """Activations are float32 between operations; `dtype` is that of dense weights and, by default, of the KV cache.
 
     isa: an instruction set of pellucid_native.available_isas(); None: PELLUCID_ISA, or the best there is.
-    num_threads: None for one a physical core. Not for use from several threads at once.
+    num_threads: None for OMP_NUM_THREADS, or one a physical core. Not for use from several threads at once.
     Raises RuntimeError where the compiled module is missing, ValueError for a dtype or isa that is not supported.
     """
 
@@ -42,7 +42,8 @@ class CpuKernels(Kernels):
             raise ValueError(f"the CPU kernels compute in bfloat16 or float32, not {dtype}")
         self.dtype = dtype
         self._native = require_native()
-        self._executor = self._native.Executor(isa or os.environ.get("PELLUCID_ISA", ""), num_threads or 0)
+        num_threads = num_threads or _threads_from_environment()
+        self._executor = self._native.Executor(isa or os.environ.get("PELLUCID_ISA", ""), num_threads)
         self._eager = EagerOperations(self._native, self._executor)
         self._operations: Operations = self._eager
 
@@ -170,6 +171,12 @@ class CpuKernels(Kernels):
         finally:
             self._operations = self._eager
         return ReplayedForward(tape, self._eager, recording.keep_alive)
+
+
+def _threads_from_environment() -> int:
+    """The first number of OMP_NUM_THREADS, which may name one for each level of nesting; 0 where there is none."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() else 0
 
 
 def _packed(weight: LinearWeight) -> CpuLinearWeight:
