@@ -32,8 +32,9 @@ def assert_rows_do_not_notice_each_other(function: Callable[[torch.Tensor], torc
     for count in ROW_COUNTS:
         for first in (0, 3, len(x) - count):
             rows = slice(first, first + count)
-            assert torch.equal(function(x[rows].clone()), whole[rows]), f"rows {first} to {first + count} differ"
-            assert torch.equal(function(x[rows]), whole[rows]), "memory that begins elsewhere makes a difference"
+            assert torch.equal(function(x[rows]), whole[rows]), f"rows {first} to {first + count} differ"
+            if first:  # the first rows lie at the beginning of an allocation as it is
+                assert torch.equal(function(x[rows].clone()), whole[rows]), "where memory begins makes a difference"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
