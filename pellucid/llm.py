@@ -81,10 +81,15 @@ class LLM:
         vocab_size = self.ready.vocab_size
         self._grammars = GrammarCompiler(lambda: GrammarVocabulary(text.tokenizer, text.eos_token_ids, vocab_size))
         self._preparer = RequestPreparer(text.tokenizer, text.eos_token_ids, self.ready, config.seed)
+        self._default_sampling = text.default_sampling
         self._lock = threading.Lock()  # one thread steps the engine; another that calls `generate` waits for it
 
     def get_tokenizer(self) -> Tokenizer:
         return self.tokenizer
+
+    def default_sampling_params(self) -> SamplingParams:
+        """What the model's makers recommend (generation_config.json, or a GGUF file's metadata)."""
+        return SamplingParams(**self._default_sampling)  # type: ignore[arg-type]  # numbers, by the names of its fields
 
     def generate(
         self,
@@ -98,7 +103,7 @@ class LLM:
         """Continue every prompt; the results in the order of the prompts.
 
         prompts: a text, a list of token ids, or a list of either. sampling_params: one for all, or one per prompt.
-        use_tqdm: show progress on stderr. priority: one per prompt, lower runs first.
+        None: `default_sampling_params`. use_tqdm: show progress on stderr. priority: one per prompt, lower runs first.
         Raises ContextLengthExceededError or ValueError (ConstraintError for structured_outputs) before anything runs. A
         request that the engine ends with an error has finish_reason "error" and `error` on its output; the others are
         not affected. Ctrl-C stops after the step that runs, frees everything, and raises KeyboardInterrupt.
@@ -152,7 +157,7 @@ class LLM:
         self, params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
     ) -> Sequence[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
-            return [params or SamplingParams()] * num_prompts
+            return [params or self.default_sampling_params()] * num_prompts
         if len(params) != num_prompts:
             raise ValueError(f"{num_prompts} prompts and {len(params)} sampling_params: give one for all or one each")
         return params

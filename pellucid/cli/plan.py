@@ -38,7 +38,7 @@ def plan(
     ] = True,
 ) -> None:
     """What a model needs and how fast it will be here, without loading it."""
-    from pellucid.engine.plan import KV_VALUE_BYTES, AcceleratorMemory, memory_plan, plan_table
+    from pellucid.engine.plan import KV_VALUE_BYTES, AcceleratorMemory, memory_plan, plan_table, why_no_speeds
     from pellucid.engine.plan_text import default_contexts, table_text
     from pellucid.loader.resolve import resolve_model
 
@@ -82,4 +82,4 @@ def plan(
     width = max(len(heading) for heading, _ in lines)
     for heading, arithmetic in lines:
         print(f"{heading:<{width}}  {arithmetic}")
-    print(f"\n{table_text(rows)}")
+    print(f"\n{table_text(rows, why_no_speeds(measure, memory))}")

@@ -57,6 +57,9 @@ def serve(
         str,
         typer.Option(metavar="FILE", help="Jinja of query and document: /score and /rerank ask the model, yes or no."),
     ] = "",
+    generation_config: Annotated[
+        str, typer.Option(help="auto: sampling defaults that the model's makers recommend; none: OpenAI's.")
+    ] = "auto",
     access_log: Annotated[bool, typer.Option("--access-log", help="Log a line of JSON per request.")] = False,
     request_log: Annotated[
         str, typer.Option(metavar="FILE", help="Append a line of JSON per request to this file.")
@@ -95,6 +98,7 @@ def serve(
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
         reranker_template=reranker_template,
+        generation_config=generation_config,
         access_log=access_log,
         request_log=request_log,
         request_log_content=request_log_content,

@@ -37,6 +37,7 @@ class DecisionLog:
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_output_tokens=request.num_output_tokens,
                 max_num_tokens=request.max_num_tokens,
+                pools=request.pooling is not None,
             )
         )
 

@@ -52,6 +52,7 @@ def _state_of(request: Request) -> RequestState:
         num_prompt_tokens=request.num_prompt_tokens,
         num_tokens=request.num_tokens,
         max_num_tokens=request.max_num_tokens,
+        pools=request.pooling is not None,
         num_computed_tokens=request.num_computed_tokens,
         num_cached_tokens=max(request.num_cached_tokens, 0),
         block_ids=list(request.block_table),

@@ -208,6 +208,16 @@ def plan_table(
     return rows
 
 
+def why_no_speeds(measure: bool = True, memory: AcceleratorMemory | None = None) -> str:
+    """Why `plan_table` predicts none, in a few words; "" where it does."""
+    if memory is not None:
+        return "an accelerator's are not"
+    native, reason = load_native()
+    if native is None:
+        return f"only the native kernels' are, and {reason}"
+    return "" if measure else "--no-measure"
+
+
 def _factors(config: ModelConfig, scale_bytes: int) -> str:
     width = f"({config.head_dim} + {scale_bytes} for the scale)" if scale_bytes else str(config.head_dim)
     return f"2 x {config.num_layers} layers x {config.num_kv_heads} KV heads x {width}"

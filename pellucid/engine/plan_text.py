@@ -18,8 +18,8 @@ def default_contexts(files: ModelFiles) -> list[int]:
     return [*(context for context in _CONTEXTS if context < longest), longest]
 
 
-def table_text(rows: Sequence[PlanRow]) -> str:
-    """A line for each format and context; speeds only where they were predicted."""
+def table_text(rows: Sequence[PlanRow], why_no_speeds: str = "") -> str:
+    """A line for each format and context; speeds only where they were predicted, else why they were not."""
     measured = any(row.decode is not None for row in rows)
     speeds = (*(f"decode x{size}" for size in BATCHES), "prefill") if measured else ()
     cells = [("format", "weights", "context", "KV/request", "requests", *speeds)]
@@ -40,4 +40,6 @@ def table_text(rows: Sequence[PlanRow]) -> str:
     note = "requests: of that length, that fit the KV pool at once."
     if measured:
         note += " decode, prefill: tokens a second, predicted for this machine."
+    elif why_no_speeds:
+        note += f"\nno speeds are predicted: {why_no_speeds}."
     return "\n".join([*lines, note])

@@ -43,6 +43,7 @@ class AsyncLLM:
     max_queue: how many requests may wait for their first step; one more is refused. None: no bound.
     request_timeout_s: how long a request may take from arrival to its end, where the caller gives none.
     default_seed: of requests that bring none; None: each gets its own, drawn.
+    default_sampling: what whoever makes SamplingParams of a client's request begins with, by their names.
     max_unread_tokens: a stream with more than that unread is aborted with an error; None: no bound.
     constraint_timeout_s: how long `check_constraint` lets one be compiled; the engine's own bound stands besides.
     """
@@ -56,12 +57,14 @@ class AsyncLLM:
         max_queue: int | None = 256,
         request_timeout_s: float | None = None,
         default_seed: int | None = None,
+        default_sampling: Mapping[str, float] | None = None,
         max_unread_tokens: int | None = MAX_UNREAD_TOKENS,
         constraint_timeout_s: float = COMPILE_TIMEOUT_S,
     ) -> None:
         self.client = client
         self.tokenizer = tokenizer
         self.watchers = Watchers(client)
+        self.default_sampling: Mapping[str, float] = default_sampling or {}
         if eos_token_ids is None:
             eos_token_ids = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         self._eos_token_ids = tuple(eos_token_ids)
@@ -91,7 +94,7 @@ class AsyncLLM:
         await client.start()
         try:
             text = await asyncio.to_thread(load_model_text, files)
-            options = {"default_seed": config.seed, **options}
+            options = {"default_seed": config.seed, "default_sampling": text.default_sampling, **options}
             llm = cls(
                 client,
                 text.tokenizer,

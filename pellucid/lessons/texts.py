@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 _LINK = re.compile(r"\[(`[^`\]]+`|[^\]]+)\]\(([^)]+)\)")
+_LESSON = re.compile(r"(\d\d)-[\w-]+\.md(?:#.*)?")
 
 
 def lessons_directory() -> Path:
@@ -37,10 +38,13 @@ def lesson_summary(number: int) -> tuple[str, str]:
 
 
 def for_terminal(markdown: str) -> str:
-    """Links as a person reads them where nothing can be clicked: the function, and the file it is in."""
+    """Links as a person reads them where nothing can be clicked: the function, and the file it is in; of another
+    lesson, the command that opens it."""
 
     def show(link: re.Match[str]) -> str:
         text, target = link.groups()
+        if lesson := _LESSON.fullmatch(target):
+            return f"{text} (pellucid lessons show {int(lesson[1])})"
         path = target.removeprefix("../../").partition("#")[0]
         return text if "://" in target or text.strip("`") in path else f"{text} ({path})"
 

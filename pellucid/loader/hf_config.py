@@ -331,8 +331,8 @@ def default_sampling(fields: Fields) -> dict[str, float | int]:
         return {}
     values: dict[str, float | int | None] = {
         "temperature": fields.number("temperature", None, low=0.0, high=100.0),
-        "top_p": fields.number("top_p", None, low=0.0, high=1.0),
-        "top_k": fields.integer("top_k", None, low=0, high=MAX_VOCAB),
+        "top_p": fields.number("top_p", None, low=1e-6, high=1.0),
+        "top_k": fields.integer("top_k", None, low=-1, high=MAX_VOCAB),
         "min_p": fields.number("min_p", None, low=0.0, high=1.0),
         "repetition_penalty": fields.number("repetition_penalty", None, low=1e-3, high=100.0),
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 from pellucid.loader.cache import Progress, disk_full
 from pellucid.loader.errors import ModelError, ModelNotFoundError
-from pellucid.loader.model_files import ModelFiles, model_in_directory
+from pellucid.loader.model_files import WEIGHTS_FILE, WEIGHTS_INDEX, ModelFiles, missing_shards, model_in_directory
 
 # everything a model needs, and nothing that holds code or pickles
 ALLOW_PATTERNS = [
@@ -92,11 +92,30 @@ def _explained(ref: str, repo: str, revision: str | None, file: str | None, erro
     if isinstance(error, hub.RevisionNotFoundError):
         return ModelNotFoundError(f"{ref}: {repo} has no revision {revision}")
     if isinstance(error, hub.LocalEntryNotFoundError):  # also an EntryNotFoundError, so it comes first
-        return ModelNotFoundError(f"{ref}: the hub can't be reached, and {repo} is not whole on this machine")
+        missing = _missing(ref, repo, revision, file)
+        return ModelNotFoundError(
+            f"{ref}: the hub can't be reached, and this machine does not have {missing} of {repo}; try again with a "
+            f"connection (the rest is kept), or name a directory that holds the model"
+        )
     if isinstance(error, hub.EntryNotFoundError):
         return ModelNotFoundError(f"{ref}: {repo} has no file {file}")
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     return ModelError(f"{ref}: the hub did not deliver {repo}: {reason}")
+
+
+def _missing(ref: str, repo: str, revision: str | None, file: str | None) -> str:
+    """What the hub's cache lacks of a model, in words."""
+    from huggingface_hub import try_to_load_from_cache
+
+    if file is not None:
+        return file
+    config = try_to_load_from_cache(repo, "config.json", revision=revision)
+    if not isinstance(config, str):
+        return "the files"
+    directory = Path(config).parent
+    if (directory / WEIGHTS_INDEX).is_file():
+        return ", ".join(missing_shards(directory)) or "some files"
+    return "some files" if (directory / WEIGHTS_FILE).is_file() else f"{WEIGHTS_FILE} or {WEIGHTS_INDEX}"
 
 
 def _checked(ref: str, repo: str, directory: Path) -> ModelFiles:

@@ -54,15 +54,24 @@ def shard_paths(directory: Path) -> list[Path]:
     index = directory / WEIGHTS_INDEX
     if not index.is_file():
         return [directory / WEIGHTS_FILE]
-    names = sorted(set(read_weight_map(index).values()))
-    if len(names) > MAX_SHARDS:
-        raise SafetensorsError(f"{index}: {len(names)} shards; the limit is {MAX_SHARDS}")
-    missing = [name for name in names if not (directory / name).is_file()]
-    if missing:
+    names = _shard_names(index)
+    if missing := missing_shards(directory):
         raise SafetensorsError(
             f"{directory}: missing of the {len(names)} shards in {WEIGHTS_INDEX}: {', '.join(missing)}"
         )
     return [directory / name for name in names]
+
+
+def missing_shards(directory: Path) -> list[str]:
+    """The names of the shards that the checkpoint's index tells of and that are not there."""
+    return [name for name in _shard_names(directory / WEIGHTS_INDEX) if not (directory / name).is_file()]
+
+
+def _shard_names(index: Path) -> list[str]:
+    names = sorted(set(read_weight_map(index).values()))
+    if len(names) > MAX_SHARDS:
+        raise SafetensorsError(f"{index}: {len(names)} shards; the limit is {MAX_SHARDS}")
+    return names
 
 
 def read_weight_map(index: Path) -> dict[str, str]:

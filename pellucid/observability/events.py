@@ -27,7 +27,7 @@ class RequestSubmitted(msgspec.Struct, frozen=True, kw_only=True, tag="submitted
 class RequestArrived(msgspec.Struct, frozen=True, kw_only=True, tag="arrived"):
     """The engine took the request: it waits. num_output_tokens > 0: it is continued after an engine was lost.
 
-    max_num_tokens: prompt and output together can become no longer.
+    max_num_tokens: prompt and output together can become no longer. pools: it wants a vector, and generates nothing.
     """
 
     request_id: str
@@ -35,6 +35,7 @@ class RequestArrived(msgspec.Struct, frozen=True, kw_only=True, tag="arrived"):
     num_prompt_tokens: int
     num_output_tokens: int = 0
     max_num_tokens: int = 0
+    pools: bool = False
 
 
 class RequestRefused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
@@ -271,6 +272,7 @@ class RequestState(msgspec.Struct, frozen=True, kw_only=True):
     num_prompt_tokens: int
     num_tokens: int  # prompt and output
     max_num_tokens: int
+    pools: bool
     num_computed_tokens: int
     num_cached_tokens: int
     block_ids: list[int]

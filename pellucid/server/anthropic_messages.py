@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -64,9 +65,10 @@ async def create_message(state: ServerState, request: Request, body: MessagesReq
     if body.metadata is not None and body.metadata.user_id:
         record.user_digest = digest_of(body.metadata.user_id)
     prepared = await _prepare(state, body)
+    llm = state.engine()
     generation = submit(
-        state.engine(),
-        Submission([prepared.prompt_token_ids], _sampling_params(body, prepared), "messages"),
+        llm,
+        Submission([prepared.prompt_token_ids], _sampling_params(llm.default_sampling, body, prepared), "messages"),
         request_id=f"msg_{uuid.uuid4().hex[:24]}",
         metrics=state.metrics,
         record=record,
@@ -101,13 +103,10 @@ def _tell_once(told: set[str], name: str) -> None:
         logger.warning("/v1/messages: the field %r is not known here, and is ignored", shorten(name))
 
 
-def _sampling_params(body: MessagesRequest, prepared: Prepared) -> SamplingParams:
+def _sampling_params(defaults: Mapping[str, float], body: MessagesRequest, prepared: Prepared) -> SamplingParams:
     given = {name: getattr(body, name) for name in ("temperature", "top_p", "top_k")}
-    params = SamplingParams(
-        max_tokens=body.max_tokens,
-        stop=tuple(body.stop_sequences or ()),
-        **{name: value for name, value in given.items() if value is not None},
-    )
+    values: dict[str, Any] = {**defaults, **{name: value for name, value in given.items() if value is not None}}
+    params = SamplingParams(max_tokens=body.max_tokens, stop=tuple(body.stop_sequences or ()), **values)
     return prepared.applied_to(params)
 
 

@@ -16,6 +16,7 @@ from pellucid.config import EngineConfig
 from pellucid.engine.subprocess_client import SubprocessEngineClient
 from pellucid.frontend.async_llm import AsyncLLM
 from pellucid.frontend.model_text import load_model_text
+from pellucid.frontend.parsing.formats import AUTO
 from pellucid.loader.model_files import ModelFiles
 from pellucid.loader.resolve import resolve_model
 from pellucid.server.options import ServerOptions
@@ -76,6 +77,7 @@ async def load_llm(config: EngineConfig, options: ServerOptions, show: Callable[
         max_queue=options.max_queue,
         request_timeout_s=options.request_timeout_s,
         default_seed=config.seed,
+        default_sampling=text.default_sampling if options.generation_config == AUTO else None,
         constraint_timeout_s=options.constraint_timeout_s,
     )
 

@@ -62,6 +62,7 @@ async def create_chat_completion(state: ServerState, request: Request, body: Cha
     prepared = await prepare(state, conversation)
     max_tokens = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     params = sampling_params(
+        llm.default_sampling,
         body,
         max_tokens=max_tokens,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,

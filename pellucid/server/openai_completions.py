@@ -44,7 +44,13 @@ async def create_completion(state: ServerState, request: Request, body: Completi
     await check_constraint(llm, constraint)
     prompts = await completion_prompts(llm, body)
     max_tokens = 16 if body.max_tokens is None else body.max_tokens
-    params = sampling_params(body, max_tokens=max(max_tokens, 1), logprobs=body.logprobs, structured_outputs=constraint)
+    params = sampling_params(
+        llm.default_sampling,
+        body,
+        max_tokens=max(max_tokens, 1),
+        logprobs=body.logprobs,
+        structured_outputs=constraint,
+    )
     if body.echo and body.logprobs is not None:
         params = msgspec.structs.replace(params, prompt_logprobs=max(body.logprobs, body.prompt_logprobs or 0))
     if body.suffix and llm.fill_in_the_middle is not None:

@@ -37,6 +37,7 @@ class ServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     tool_call_parser: str = AUTO  # how the model writes tool calls: a name of TOOL_FORMATS, "auto" or "none"
     reasoning_parser: str = AUTO  # how it marks its reasoning: a name of REASONING_FORMATS, "auto" or "none"
     reranker_template: str = ""  # a file: how a model that answers with yes or no is asked; "": scores are cosines
+    generation_config: str = AUTO  # sampling defaults: "auto", those of the model's files, or "none", OpenAI's
     access_log: bool = False  # one line of JSON a request on stderr, without content
     request_log: str = ""  # the same in a file; "": none
     request_log_content: bool = False  # in it the bodies, too
@@ -77,6 +78,8 @@ def check_options(options: ServerOptions) -> None:
     for name, known in (("tool_call_parser", TOOL_FORMATS), ("reasoning_parser", REASONING_FORMATS)):
         if (value := getattr(options, name)) not in (AUTO, NONE, *known):
             raise OptionsError(f"{name}={value} is not known; there are {AUTO}, {NONE}, {', '.join(known)}")
+    if options.generation_config not in (AUTO, NONE):
+        raise OptionsError(f"generation_config={options.generation_config} is not known; there are {AUTO} and {NONE}")
     if options.ui_control and not options.ui:
         raise OptionsError("ui_control without ui controls nothing: leave out --no-ui, or --ui-control")
     if options.otlp_traces_endpoint is not None and not _is_http_url(options.otlp_traces_endpoint):

@@ -36,7 +36,13 @@ async def generate(state: ServerState, request: Request, body: GenerateRequest) 
     prompt = await generate_prompt(llm, body)
     constraint = constraint_of(body.structured_outputs)
     await check_constraint(llm, constraint)
-    params = sampling_params(body, max_tokens=body.max_tokens, logprobs=body.logprobs, structured_outputs=constraint)
+    params = sampling_params(
+        llm.default_sampling,
+        body,
+        max_tokens=body.max_tokens,
+        logprobs=body.logprobs,
+        structured_outputs=constraint,
+    )
     generation = submit(
         llm,
         Submission([prompt.token_ids], params, "prompt", body.priority or 0, body.cache_salt),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 from pellucid.frontend.async_llm import AsyncLLM
@@ -17,6 +18,8 @@ from pellucid.server.errors import invalid
 from pellucid.server.prompts import render_chat
 from pellucid.server.state import ServerState
 
+logger = logging.getLogger(__name__)
+
 _TAIL_TOKENS = 16  # enough to hold a marker of reasoning and the white space after it
 
 
@@ -28,6 +31,9 @@ async def prepare(state: ServerState, conversation: Conversation) -> Prepared:
     tools = () if conversation.tool_choice.mode == "none" else conversation.tools
     if tools and formats.tools is None:
         raise invalid("This server was started without a tool call parser: 'tools' can't be used.", param="tools")
+    if tools and formats.tools_warning and not state.told_of_tools:
+        state.told_of_tools = True
+        logger.warning(formats.tools_warning)
     constraint = constraint_of(conversation, tools, formats, llm.tokenizer)
     source = conversation.constraint_source if constraint == conversation.constraint else "tools"
     await check_constraint(llm, constraint, source)

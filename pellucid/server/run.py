@@ -89,8 +89,9 @@ class Server:
             ready = self._state.ready
             for warning in self._state.formats.warnings:
                 print(f"warning: {warning}", file=sys.stderr, flush=True)
-            url, options = url_of(self._sock), self._options
-            print(greeting(url, self._state.model_name, ready, bool(options.api_keys), options.ui), flush=True)
+            url, options, sampling = url_of(self._sock), self._options, self._state.engine().default_sampling
+            name, has_keys = self._state.model_name, bool(options.api_keys)
+            print(greeting(url, name, ready, has_keys, options.ui, sampling), flush=True)
             failing = asyncio.create_task(self._engine_failed())
             await asyncio.wait({failing, stopping, http}, return_when=asyncio.FIRST_COMPLETED)
             if failing.done() and not stopping.done():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pellucid.sampling.params import SamplingParams
@@ -28,13 +29,14 @@ _AS_TUPLES = ("stop_token_ids", "allowed_token_ids", "bad_words")
 
 
 def sampling_params(
-    body: SamplingFields, *, max_tokens: int | None, logprobs: int | None, **others: Any
+    defaults: Mapping[str, float], body: SamplingFields, *, max_tokens: int | None, logprobs: int | None, **others: Any
 ) -> SamplingParams:
-    """max_tokens: None for whatever the context leaves. others: fields of SamplingParams that the dialect decides.
+    """defaults: for what the body leaves open, where they are not OpenAI's. max_tokens: None for whatever the context
+    leaves. others: fields of SamplingParams that the dialect decides.
 
     Raises ApiError for what only shows here (a logit_bias key that is no token id); the engine's own checks follow.
     """
-    values: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": logprobs}
+    values: dict[str, Any] = {**defaults, "max_tokens": max_tokens, "logprobs": logprobs}
     for name in _AS_THEY_ARE:
         if (value := getattr(body, name)) is not None:
             values[name] = value

@@ -39,6 +39,7 @@ class ServerState:
     progress: str = "starting"
     draining: bool = False
     unknown_fields: set[str] = field(default_factory=set)  # of the open dialects; each is logged once
+    told_of_tools: bool = False  # that the model was not taught any, with the first request that has some
     num_engine_streams: int = 0  # pages that watch the engine now
     created: int = field(default_factory=lambda: int(time.time()))
     on_start: list[Hook] = field(default_factory=list)  # once the port is taken; beside the loading of the model
@@ -105,5 +106,6 @@ class ServerState:
         """Changes with whatever could change the text of a seeded request: OpenAI's system_fingerprint."""
         ready = self.ready
         details = (ready.details.get(name) for name in ("model", "quantization", "kv_cache_dtype", "logits_processors"))
-        parts = (__version__, self.model_name, ready.device, ready.dtype, ready.kernels, *details)
+        defaults = sorted(self.engine().default_sampling.items())
+        parts = (__version__, self.model_name, ready.device, ready.dtype, ready.kernels, *details, *defaults)
         return f"fp_{hashlib.blake2b(repr(parts).encode(), digest_size=5).hexdigest()}"

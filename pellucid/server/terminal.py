@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from types import TracebackType
 from typing import TextIO
 
@@ -37,18 +38,27 @@ class ProgressLine:
         self._out.flush()
 
 
-def greeting(url: str, model_name: str, ready: EngineReady, asks_for_key: bool, has_ui: bool = False) -> str:
+def greeting(
+    url: str,
+    model_name: str,
+    ready: EngineReady,
+    asks_for_key: bool,
+    has_ui: bool = False,
+    default_sampling: Mapping[str, float] | None = None,
+) -> str:
     """Ends with a command that works as it stands, and greedily: a small model that is sampled says anything."""
     question = [{"role": "user", "content": "What is the capital of France?"}]
     body = {"model": model_name, "messages": question, "temperature": 0}
     key = " -H 'Authorization: Bearer YOUR_KEY'" if asks_for_key else ""
     kernels = ready.details.get("kernels", f"{ready.kernels} kernels")  # with the reason, where the engine gives one
     curl = f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
+    advised = ", ".join(f"{name} {value:g}" for name, value in (default_sampling or {}).items())
     return "\n".join(
         [
             f"pellucid {__version__} serves {model_name} at {url}",
             f"  {ready.device}, {ready.dtype}, {kernels}; context {ready.max_model_len}, "
             f"{ready.num_blocks} KV blocks of {ready.block_size}, up to {ready.max_num_seqs} requests at a time",
+            *([f"  sampling where a request says nothing, as its makers advise: {advised}"] if advised else []),
             *([f"  watch it work, and chat: {url}/ui"] if has_ui else []),
             "",
             f"  {curl}",

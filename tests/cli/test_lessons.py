@@ -32,6 +32,7 @@ def test_show_opens_a_lesson() -> None:
     assert result.returncode == 0, result.stderr
     assert "# 5. Paged blocks" in result.stdout
     assert "`BlockPool` (pellucid/core/block_pool.py)" in result.stdout
+    assert result.stdout.rstrip().endswith("(pellucid lessons show 6)."), "the way on is a command, not a file"
     assert lessons("show", "12").returncode == 1
 
 

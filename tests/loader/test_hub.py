@@ -93,6 +93,8 @@ def test_a_download_that_was_broken_off_is_completed(tmp_path: Path) -> None:
         second.unlink()
         refused = resolve(REPO, hub.url, tmp_path, local=True)
         assert refused["error"] == "ModelNotFoundError"
+        offline = resolve(REPO, "http://127.0.0.1:9", tmp_path)
+        assert f"does not have {second.name} of {REPO}; try again with a connection" in offline["message"]
         assert Path(resolve(REPO, hub.url, tmp_path)["directory"]) == directory
         assert second.read_bytes() == shards[second.name]
 
@@ -117,4 +119,7 @@ def test_without_the_hub_and_without_a_copy_the_error_says_so(local: bool, tmp_p
     refused = resolve(REPO, "http://127.0.0.1:9", tmp_path, local=local)
     assert refused["error"] == "ModelNotFoundError"
     assert REPO in refused["message"]
-    assert "on this machine" in refused["message"]
+    if local:
+        assert "on this machine; fetch it once without --local-files-only" in refused["message"]
+    else:
+        assert "the hub can't be reached, and this machine does not have the files of" in refused["message"]

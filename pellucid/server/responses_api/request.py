@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,10 +39,10 @@ class Plan:
     options: OutputOptions
     num_top_logprobs: int | None
 
-    def sampling(self, prepared: Prepared) -> SamplingParams:
+    def sampling(self, defaults: Mapping[str, float], prepared: Prepared) -> SamplingParams:
         body = self.body
         fields = SamplingFields.model_construct(**{name: getattr(body, name) for name in SHARED_SAMPLING_FIELDS})
-        params = sampling_params(fields, max_tokens=body.max_output_tokens, logprobs=self.num_top_logprobs)
+        params = sampling_params(defaults, fields, max_tokens=body.max_output_tokens, logprobs=self.num_top_logprobs)
         return prepared.applied_to(params)
 
 
@@ -96,6 +97,7 @@ def make_plan(
         logprobs=with_logprobs,
         max_calls=min(limits, default=None),
     )
+    defaults = state.engine().default_sampling
     response = {
         "id": new_id("response"),
         "object": "response",
@@ -117,12 +119,12 @@ def make_plan(
         "safety_identifier": body.safety_identifier,
         "service_tier": "default",
         "store": store,
-        "temperature": 1.0 if body.temperature is None else body.temperature,
+        "temperature": defaults.get("temperature", 1.0) if body.temperature is None else body.temperature,
         "text": {"format": _dumped(text_format) if text_format else {"type": "text"}, "verbosity": "medium"},
         "tool_choice": _dumped(body.tool_choice) if body.tool_choice is not None else "auto",
         "tools": toolbox.echo,
         "top_logprobs": body.top_logprobs or 0,
-        "top_p": 1.0 if body.top_p is None else body.top_p,
+        "top_p": defaults.get("top_p", 1.0) if body.top_p is None else body.top_p,
         "truncation": body.truncation or "disabled",
         "usage": None,
         "user": body.user,

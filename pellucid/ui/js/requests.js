@@ -59,10 +59,13 @@ export class RequestLanes {
     const cached = request.cached ? `, ${request.cached} cached` : "";
     const generated = Math.max(0, request.tokens - request.promptTokens);
     if (request.status === "gone") {
-      return request.reason === "refused" ? `refused: ${request.why}` : `${request.promptTokens}${cached} → ${generated} tokens · ${request.reason || "gone"}`;
+      if (request.reason === "refused") return `refused: ${request.why}`;
+      const work = request.pools ? `${request.promptTokens} tokens embedded${cached}` : `${request.promptTokens}${cached} → ${generated} tokens`;
+      return `${work} · ${request.reason || "gone"}`;
     }
     if (request.status !== "running") return `${request.promptTokens} tokens${request.why ? ` · ${request.why}` : ""}`;
     if (request.computed < request.target) return `prefill ${request.computed} of ${request.target}${cached}`;
-    return `${request.promptTokens}${cached} → ${generated} tokens · ${request.blocks.length} blocks`;
+    const work = request.pools ? `${request.promptTokens}${cached} tokens` : `${request.promptTokens}${cached} → ${generated} tokens`;
+    return `${work} · ${request.blocks.length} blocks`;
   }
 }

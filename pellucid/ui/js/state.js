@@ -55,7 +55,7 @@ export class EngineState {
   on_arrived(e) {
     const request = this.request(e.request_id, e.time);
     Object.assign(request, { status: "waiting", promptTokens: e.num_prompt_tokens, tokens: e.num_prompt_tokens + e.num_output_tokens,
-      maxTokens: e.max_num_tokens, computed: 0, blocks: [], why: "" });
+      maxTokens: e.max_num_tokens, pools: e.pools, computed: 0, blocks: [], why: "" });
   }
 
   on_refused(e) {
@@ -182,7 +182,7 @@ export class EngineState {
     for (const state of e.requests) {
       const request = this.request(state.request_id, state.arrival_time);
       Object.assign(request, { status: state.status, promptTokens: state.num_prompt_tokens, tokens: state.num_tokens, maxTokens: state.max_num_tokens,
-        target: Math.max(request.target, state.num_prompt_tokens), computed: state.num_computed_tokens, cached: state.num_cached_tokens, blocks: state.block_ids });
+        pools: state.pools, target: Math.max(request.target, state.num_prompt_tokens), computed: state.num_computed_tokens, cached: state.num_cached_tokens, blocks: state.block_ids });
       if (state.num_computed_tokens >= request.target && request.firstToken === null) request.firstToken = this.now;
       for (const id of state.block_ids) {
         const block = this.block(id);
