@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pellucid import LLM
 from pellucid.config import EngineConfig
 from pellucid.core.engine_core import EngineCore
 from pellucid.core.messages import EngineCoreRequest, FinishReason
@@ -215,6 +216,26 @@ def test_a_forced_token_that_would_end_too_early_is_an_error_as_it_is_step_by_st
     assert [token for output in outputs for token in output.new_token_ids] == [*encode("a"), *encode("a")]
     assert outputs[-1].finish_reason is FinishReason.ERROR
     assert "no token is left" in (outputs[-1].error or "")
+
+
+def test_a_reader_gets_the_same_text_and_the_same_stop(loaded):
+    """With all that the front end does to tokens: stop strings within a run, several continuations, byte by byte."""
+    llm = LLM(loaded.config.model, max_model_len=256, num_kv_blocks=64)
+    said = StructuredOutputsParams(regex="The mill[a-z]? stood where the river bends, 🙂 and the wheel turned")
+    for more in (
+        dict(stop=("stood wh",)),
+        dict(stop=("ends, 🙂",), include_stop_str_in_output=True),
+        dict(stop=("m", "wheel"), min_tokens=40),
+        dict(n=3),
+        dict(max_tokens=7),
+    ):
+        params = SamplingParams(**{"structured_outputs": said, "max_tokens": 150, "seed": 3, **more})
+        [jumped] = llm.generate([[5, 6, 7]], params, use_tqdm=False)
+        [each] = llm.generate([[5, 6, 7]], msgspec.structs.replace(params, logprobs=0), use_tqdm=False)
+        for fast, slow in zip(jumped.outputs, each.outputs, strict=True):
+            told = (fast.text, fast.token_ids, fast.finish_reason, fast.stop_reason)
+            assert told == (slow.text, slow.token_ids, slow.finish_reason, slow.stop_reason)
+    assert llm._core.stats().num_forced_tokens > 50
 
 
 def test_a_choice_of_one_token_and_its_end_are_one_step(loaded, encode):
