@@ -70,6 +70,7 @@ def add_routes(app: FastAPI) -> None:
         control_engine,
         generates=False,
         summary="Pause the scheduler, make a single step, go on",
+        more_errors={403: "This server was not started with --ui-control."},
     )
 
 

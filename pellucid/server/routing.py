@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -43,9 +43,10 @@ def add_post(
     generates: bool,
     summary: str,
     errors: type[BaseModel] = ErrorResponse,
+    more_errors: Mapping[int, str] | None = None,
 ) -> None:
     """generates: the route makes the engine work, so it is refused before its body is read when the queue is full.
-    errors: the shape of its error bodies."""
+    errors: the shape of its error bodies. more_errors: statuses beyond the usual ones, and what they mean."""
     state: ServerState = app.state.server
     name = model.name if isinstance(model, LazyModel) else model.__name__
     max_depth = state.options.max_json_depth
@@ -64,7 +65,7 @@ def add_post(
         description=None if isinstance(model, LazyModel) else (model.__doc__ or "").strip() or None,
         name=handler.__name__,
         response_model=None,
-        responses=_error_responses(errors) | _OK,
+        responses=_error_responses(errors, {**_ERRORS, **(more_errors or {})}) | _OK,
         openapi_extra={
             "requestBody": {
                 "required": True,
@@ -135,9 +136,9 @@ _ERRORS = {
 }
 
 
-def _error_responses(model: type[BaseModel]) -> dict[int | str, dict[str, Any]]:
+def _error_responses(model: type[BaseModel], errors: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
     content = {"application/json": {"schema": {"$ref": REF.format(model=model.__name__)}}}
-    return {status: {"description": description, "content": content} for status, description in _ERRORS.items()}
+    return {status: {"description": description, "content": content} for status, description in errors.items()}
 
 
 _OK: dict[int | str, dict[str, Any]] = {200: {"description": "Done."}}

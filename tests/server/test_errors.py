@@ -185,4 +185,5 @@ def test_the_description_names_the_statuses_that_are_sent(scripted: RunningServe
         for method, operation in operations.items()
     }
     assert [name for name, sent in statuses.items() if "422" in sent or not sent & {"4XX", "400"}] == []
+    assert "403" in statuses["post /engine/control"]
     assert set(document["paths"]["/metrics"]["get"]["responses"]["200"]["content"]) >= {"text/plain"}
