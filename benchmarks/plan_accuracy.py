@@ -90,8 +90,8 @@ def measure_case(
     from pellucid.engine.build import load_model_parts
 
     engine_config = EngineConfig(
-        model=model, quantization=quantization, num_kv_blocks=kv_blocks, max_num_seqs=MAX_NUM_SEQS,
-        max_model_len=MAX_MODEL_LEN, enable_prefix_caching=False,
+        model=model, quantization=quantization, int4_rounding="nearest", num_kv_blocks=kv_blocks,
+        max_num_seqs=MAX_NUM_SEQS, max_model_len=MAX_MODEL_LEN, enable_prefix_caching=False,
     )  # fmt: skip
     import torch  # noqa: F401  # what it takes is not the model's
 

@@ -13,6 +13,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
     dtype: str = "auto"
     quantization: str | None = None  # int8 | int4 at load; None keeps what the file has, also GGUF blocks
+    int4_rounding: str = "inputs"  # inputs: by what each matrix is multiplied with | nearest: each weight by itself
     kv_cache_dtype: str = "auto"
     kernels: str = "auto"  # auto | torch | cpu
     max_model_len: int | None = None

@@ -24,6 +24,7 @@ ROOMS = [
     "engine",
     "core",
     "runner",
+    "rounding",
     "models",
     "layers",
     "loader",

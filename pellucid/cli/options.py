@@ -65,6 +65,11 @@ _ENGINE_OPTIONS: list[tuple[str, Any, Any]] = [
         None,
     ),
     (
+        "int4_rounding",
+        _option(str, "inputs (some minutes, once for a model) or nearest (at once; costs several times the quality)."),
+        "inputs",
+    ),
+    (
         "kv_cache_dtype",
         _option(str, "auto (as dtype), bf16, f16, f32 or int8; not every kernel has all of them."),
         "auto",

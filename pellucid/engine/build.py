@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -39,6 +39,7 @@ from pellucid.structured.vocabulary import GrammarVocabulary
 if TYPE_CHECKING:
     from pellucid.kernels.interface import Kernels
     from pellucid.kernels.select import KernelChoice
+    from pellucid.kernels.weights import WeightSource
     from pellucid.models.model import Model
     from pellucid.runner.model_runner import ModelRunner
     from pellucid.sampling.logits_processors import LogitsProcessor
@@ -47,6 +48,7 @@ logger = logging.getLogger(__name__)
 
 OnProgress = Callable[[EngineLoading], None]
 
+INT4_ROUNDINGS = ("inputs", "nearest")
 GPU_MEMORY_UTILIZATION = 0.9  # the share of a GPU that weights, activations and the KV pool may fill together
 
 
@@ -68,6 +70,7 @@ def build_engine_core(config: EngineConfig, on_progress: OnProgress) -> tuple[En
         "kv_cache_dtype": config.kv_cache_dtype,
         "enable_prefix_caching": str(config.enable_prefix_caching),
         "quantization": config.quantization or "none",
+        "int4_rounding": config.int4_rounding,
         "load_seconds": f"{time.monotonic() - begin:.2f}",
     }
     if loaded.processors:
@@ -176,7 +179,6 @@ def _load_processors(config: EngineConfig, files: ModelFiles) -> list[LogitsProc
 def _load_model(
     config: EngineConfig, files: ModelFiles, model_config: ModelConfig, kernels: Kernels, progress: _Progress
 ) -> Model:
-    from pellucid.loader.weights import iter_weights
     from pellucid.models.load import load_model
 
     longest = model_config.max_position_embeddings
@@ -185,10 +187,32 @@ def _load_model(
     return load_model(
         model_config,
         kernels,
-        iter_weights(files, model_config),
+        _weights(config, files, model_config, kernels, progress),
         quantization=config.quantization,
         on_progress=lambda fraction: progress("loading the weights", fraction),
         max_model_len=config.max_model_len,
+    )
+
+
+def _weights(
+    config: EngineConfig, files: ModelFiles, model_config: ModelConfig, kernels: Kernels, progress: _Progress
+) -> Iterator[tuple[str, WeightSource]]:
+    from pellucid.loader.weights import iter_weights
+
+    if config.int4_rounding not in INT4_ROUNDINGS:
+        raise ValueError(f"int4_rounding={config.int4_rounding!r} is not known; there are {', '.join(INT4_ROUNDINGS)}")
+    by_inputs = config.quantization == "int4" and config.int4_rounding == "inputs"
+    if not by_inputs or kernels.name != "cpu":  # the other kernels say that they have no int4
+        return iter_weights(files, model_config)
+    from pellucid.frontend.tokenizer import load_tokenizer
+    from pellucid.rounding.rounded import iter_rounded_weights
+    from pellucid.rounding.text import TEXT
+
+    return iter_rounded_weights(
+        files,
+        model_config,
+        lambda: load_tokenizer(files).encode(TEXT, add_special_tokens=False),
+        on_progress=lambda fraction: progress("rounding the weights to 4 bits (once for this model)", fraction),
     )
 
 

@@ -40,7 +40,7 @@ class TorchKernels(Kernels):
 
     def pack_linear(
         self, parts: Sequence[WeightSource], bias: torch.Tensor | None = None, quantization: str | None = None
-    ) -> TorchLinearWeight:
+    ) -> LinearWeight:
         if quantization is not None:
             raise ValueError(
                 f"quantization={quantization!r} needs the native kernels (kernels='cpu'); "

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pellucid.kernels.int4 import INT4, Int4Rows
+
 
 @dataclass(frozen=True)
 class QuantizedTensor:
-    """A matrix in one of GGUF's block formats, still packed.
+    """A matrix in one of GGUF's block formats, or in that of pellucid.kernels.int4, still packed.
 
     data: uint8 [rows, bytes_per_row], usually a view of the memory-mapped file. shape: (rows, columns).
-    ggml_type: the format's name as the gguf package spells it ("Q4_1", "Q6_K", ...).
+    ggml_type: the format's name as the gguf package spells it ("Q4_1", "Q6_K", ...), or "INT4".
     """
 
     data: np.ndarray
@@ -23,6 +25,8 @@ class QuantizedTensor:
 
     def dequantize(self) -> torch.Tensor:
         """float32 [rows, columns]."""
+        if self.ggml_type == INT4:
+            return torch.from_numpy(Int4Rows.from_bytes(self.data, self.shape[1]).values())
         import gguf
 
         values = gguf.quants.dequantize(self.data, gguf.GGMLQuantizationType[self.ggml_type])

@@ -105,7 +105,8 @@ class ServerState:
     def fingerprint(self) -> str:
         """Changes with whatever could change the text of a seeded request: OpenAI's system_fingerprint."""
         ready = self.ready
-        details = (ready.details.get(name) for name in ("model", "quantization", "kv_cache_dtype", "logits_processors"))
+        names = ("model", "quantization", "int4_rounding", "kv_cache_dtype", "logits_processors")
+        details = (ready.details.get(name) for name in names)
         defaults = sorted(self.engine().default_sampling.items())
         parts = (__version__, self.model_name, ready.device, ready.dtype, ready.kernels, *details, *defaults)
         return f"fp_{hashlib.blake2b(repr(parts).encode(), digest_size=5).hexdigest()}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pellucid.kernels.int4 import Int4Rows, num_supers
 from tests.kernels import cpu_linear_oracle as oracle
 from tests.kernels.native_module import native_or_skip
 
@@ -69,6 +70,30 @@ def test_int4_finds_weights_that_were_4_bit_before(pool):
     part = (rounded.view(np.uint8).reshape(-1), "f32", 64, 1024)
     again = oracle.dequantize(native.pack_matrix([part], None, "int4", ISA, pool), pool)
     assert np.abs(again - source.values).max() < 0.006 * np.abs(source.values).max()
+
+
+@pytest.mark.parametrize("columns", [32, 256, 576])
+def test_what_was_rounded_before_keeps_its_numbers(columns, pool):
+    """And beside rows that packing rounds itself."""
+    rng = np.random.default_rng(columns)
+    groups = columns // 32
+    rounded = Int4Rows(
+        rng.uniform(1e-4, 4e-4, (40, num_supers(groups), 2)).astype(np.float16),
+        rng.integers(0, 256, (40, groups, 2), dtype=np.uint8),
+        rng.integers(0, 16, (40, columns), dtype=np.uint8),
+    )
+    data = rounded.to_bytes()
+    again = Int4Rows.from_bytes(data, columns)
+    np.testing.assert_array_equal(again.values(), rounded.values())
+    dense = oracle.make_source("bf16", 24, columns)
+    parts = [dense.part, (data.reshape(-1), "int4", 40, columns), dense.part]
+    matrix = native.pack_matrix(parts, None, "int4", ISA, pool)
+    assert matrix.format == "int4"
+    alone = oracle.dequantize(pack(dense, "int4", pool), pool)
+    expected = np.concatenate([alone, rounded.values(), alone])
+    np.testing.assert_allclose(oracle.dequantize(matrix, pool), expected, rtol=3e-7, atol=1e-9)
+    with pytest.raises(ValueError, match=r"int4 matrix of 40 x .* bytes"):
+        native.pack_matrix([(data.reshape(-1)[1:].copy(), "int4", 40, columns)], None, "int4", ISA, pool)
 
 
 def test_packing_does_not_depend_on_the_number_of_threads(pool):

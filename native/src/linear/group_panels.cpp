@@ -176,6 +176,7 @@ std::unique_ptr<PanelMatrix> pack_int4(const SourceRows& source, const LinearKer
     std::vector<std::vector<float>> rows(static_cast<size_t>(pool.num_threads()),
                                          std::vector<float>(static_cast<size_t>(groups * kGroup)));
     matrix->fill(pool, [&](int thread, int64_t row, GroupRow& out) {
+        if (source.is_int4(row)) return source.read(row, out);
         float* values = rows[static_cast<size_t>(thread)].data();
         source.read(row, values);  // what lies past the columns stays zero
         for (int64_t first = 0; first < groups; first += kGroupsPerSuper)

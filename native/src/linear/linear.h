@@ -62,7 +62,7 @@ class PackedMatrix {
 };
 
 // One of the matrices stacked along out_features. data: row-major, `format` says how: "f32", "bf16", "f16" or a GGUF
-// block format in lower case ("q4_0", "q4_1", "q8_0", "q4_k", "q6_k").
+// block format in lower case ("q4_0", "q4_1", "q8_0", "q4_k", "q6_k"); or "int4", see source_rows.h.
 struct MatrixPart {
     const void* data;
     std::string format;

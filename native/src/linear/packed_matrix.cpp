@@ -140,6 +140,7 @@ std::string target_format(const MatrixPart& part, const std::string& quantizatio
     GroupFormat format;
     const bool in_groups = find_group_format(part.format, format);
     if (quantization == "int8") return "int8";
+    if (part.format == kInt4) return kInt4;
     if (quantization == "int4") return in_groups && group_traits(format).bits == 4 ? part.format : "int4";
     if (part.format == "f16") return "bf16";  // three bits of the mantissa are lost; there is no float16 kernel
     return part.format;

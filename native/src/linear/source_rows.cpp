@@ -73,10 +73,33 @@ Storage storage_of(GroupFormat format) {
 bool storage_of(const std::string& format, Storage& storage) {
     GroupFormat group_format;
     if (find_group_format(format, group_format)) storage = storage_of(group_format);
+    else if (format == kInt4) storage = {kGroup, 0};  // by the row, see int4_row_bytes
     else if (format == "f32") storage = {1, 4};
     else if (format == "bf16" || format == "f16") storage = {1, 2};
     else return false;
     return true;
+}
+
+int64_t num_supers(int64_t groups) { return (groups + kGroupsPerSuper - 1) / kGroupsPerSuper; }
+
+int64_t int4_row_bytes(int64_t groups) { return 4 * num_supers(groups) + 18 * groups; }
+
+void read_int4_row(const uint8_t* row, int64_t groups, GroupRow& out) {
+    const int64_t supers = num_supers(groups);
+    for (int64_t i = 0; i < supers; ++i) {
+        out.super_scale[i] = read_u16(row + 4 * i);
+        out.super_minimum[i] = read_u16(row + 4 * i + 2);
+    }
+    const uint8_t* scales = row + 4 * supers;
+    const uint8_t* codes = scales + 2 * groups;
+    for (int64_t i = 0; i < groups; ++i) {
+        out.sub_scale[i] = scales[2 * i];
+        out.sub_minimum[i] = scales[2 * i + 1];
+        for (int j = 0; j < 16; ++j) {
+            out.codes[i * kGroup + j] = codes[i * 16 + j] & 15;
+            out.codes[i * kGroup + j + 16] = codes[i * 16 + j] >> 4;
+        }
+    }
 }
 
 // Blocks of 32: [d][m, where there is one][high bits, where codes have 5][low 4 bits of elements j and j + 16 in byte j].
@@ -205,7 +228,9 @@ SourceRows::SourceRows(const std::vector<MatrixPart>& parts) : parts_(parts) {
         if (part.columns % storage.elements)
             throw std::invalid_argument(part.format + " needs a multiple of " + std::to_string(storage.elements) +
                                         " columns, the matrix has " + std::to_string(part.columns));
-        const size_t expected = static_cast<size_t>(part.rows * (part.columns / storage.elements) * storage.bytes);
+        const int64_t blocks = part.columns / storage.elements;
+        const int64_t row_bytes = part.format == kInt4 ? int4_row_bytes(blocks) : blocks * storage.bytes;
+        const size_t expected = static_cast<size_t>(part.rows * row_bytes);
         if (part.num_bytes != expected)
             throw std::invalid_argument("a " + part.format + " matrix of " + std::to_string(part.rows) + " x " +
                                         std::to_string(part.columns) + " takes " + std::to_string(expected) +
@@ -223,11 +248,11 @@ const MatrixPart& SourceRows::locate(int64_t& row) const {
 void SourceRows::read(int64_t row, float* out) const {
     const MatrixPart& part = locate(row);
     const uint8_t* data = static_cast<const uint8_t*>(part.data);
-    GroupFormat format;
-    if (find_group_format(part.format, format)) {
+    GroupFormat format = GroupFormat::q4_k;  // that of int4
+    if (part.format == kInt4 || find_group_format(part.format, format)) {
         const int64_t groups = columns_ / kGroup;
         GroupRow decoded(groups);
-        read_groups(data + row * (static_cast<int64_t>(part.num_bytes) / part.rows), format, columns_, decoded);
+        read_coded(part, row, decoded);
         dequantize(decoded, format, groups, out);
     } else if (part.format == "f32") {
         std::memcpy(out, data + row * columns_ * 4, static_cast<size_t>(columns_) * 4);
@@ -242,10 +267,17 @@ void SourceRows::read(int64_t row, float* out) const {
 
 void SourceRows::read(int64_t row, GroupRow& out) const {
     const MatrixPart& part = locate(row);
+    read_coded(part, row, out);
+}
+
+bool SourceRows::is_int4(int64_t row) const { return locate(row).format == kInt4; }
+
+void SourceRows::read_coded(const MatrixPart& part, int64_t row, GroupRow& out) const {
+    const uint8_t* data = static_cast<const uint8_t*>(part.data) + row * (static_cast<int64_t>(part.num_bytes) / part.rows);
     GroupFormat format;
+    if (part.format == kInt4) return read_int4_row(data, columns_ / kGroup, out);
     if (!find_group_format(part.format, format)) throw std::invalid_argument(part.format + " has no groups");
-    read_groups(static_cast<const uint8_t*>(part.data) + row * (static_cast<int64_t>(part.num_bytes) / part.rows), format,
-                columns_, out);
+    read_groups(data, format, columns_, out);
 }
 
 }  // namespace pellucid

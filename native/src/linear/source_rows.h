@@ -13,6 +13,11 @@ uint16_t float_to_half(float value);  // to nearest even
 float bf16_to_float(uint16_t bits);
 uint16_t float_to_bf16(float value);  // to nearest even
 
+// Rows rounded to 4 bits before they come here, with the numbers that our int4 matrices have (q4_k with scales of 8
+// bits). A row: float16 d and dmin of each super-block; then sc and mn, a byte each, of each group; then the codes of
+// each group, 16 bytes as in q4_1. The last super-block may have fewer than 8 groups.
+constexpr const char* kInt4 = "int4";
+
 // One row in a GroupFormat: what its GroupScales call s, m, d, dmin, sc, mn.
 struct GroupRow {
     explicit GroupRow(int64_t groups)
@@ -46,10 +51,12 @@ class SourceRows {
 
     // float32 [columns].
     void read(int64_t row, float* out) const;
-    // For rows stored in a GroupFormat, as they are.
+    // For rows stored in a GroupFormat or as int4, as they are.
     void read(int64_t row, GroupRow& out) const;
+    bool is_int4(int64_t row) const;
 
   private:
+    void read_coded(const MatrixPart& part, int64_t row_of_part, GroupRow& out) const;
     const MatrixPart& locate(int64_t& row) const;
 
     std::vector<MatrixPart> parts_;

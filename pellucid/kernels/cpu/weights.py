@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from pellucid.kernels.cpu.native import NATIVE_BLOCK_FORMATS
+from pellucid.kernels.int4 import INT4
 from pellucid.kernels.weights import LinearWeight, QuantizedTensor, WeightSource
 
 _DENSE_FORMATS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -37,7 +38,8 @@ def native_part(source: WeightSource, dtype: torch.dtype, quantization: str | No
     rows, columns = source.shape
     if isinstance(source, QuantizedTensor):
         block_format = source.ggml_type.lower()
-        if quantization is None and dtype != torch.float32 and block_format in NATIVE_BLOCK_FORMATS:
+        keeps = quantization is None and dtype != torch.float32 and block_format in NATIVE_BLOCK_FORMATS
+        if keeps or (quantization == "int4" and source.ggml_type == INT4):
             data = np.ascontiguousarray(source.data).reshape(-1).view(np.uint8)
             return data, block_format, rows, columns
         source = source.dequantize()

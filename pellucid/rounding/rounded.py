@@ -1,0 +1,146 @@
+"""The weights of a model with its linear layers rounded to 4 bits, made once and kept on disk."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from safetensors.numpy import save_file
+
+from pellucid.kernels.forward_batch import ForwardBatch
+from pellucid.kernels.int4 import INT4, columns_of
+from pellucid.kernels.weights import QuantizedTensor, WeightSource
+from pellucid.loader.cache import cache_dir
+from pellucid.loader.errors import ModelError
+from pellucid.loader.model_files import ModelFiles, shard_paths
+from pellucid.loader.safetensors_reader import SafetensorsFile
+from pellucid.loader.weights import StoredWeight, iter_weights, list_weights
+from pellucid.models.config import ModelConfig
+from pellucid.models.load import load_model
+from pellucid.rounding.kernels import FOUR_BIT_TYPES, RoundingKernels
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1  # of the way to round: a kept result of another one is not used
+WINDOW = 512  # tokens that are read together
+BLOCK = 16
+MOST_WINDOWS = 8
+WORTH_KEEPING_S = 5.0
+
+Progress = Callable[[float], None]  # the fraction that is done, 0..1
+ReadText = Callable[[], list[int]]
+
+
+def iter_rounded_weights(
+    files: ModelFiles, config: ModelConfig, read_text: ReadText, on_progress: Progress
+) -> Iterator[tuple[str, WeightSource]]:
+    """As `iter_weights`, the matrices of linear layers as INT4. read_text: token ids of some text, called where the
+    result of an earlier time is not there. Raises as `load_model` does.
+    """
+    if all(weight.format in FOUR_BIT_TYPES for weight in list_weights(files, config) if _is_linear(weight)):
+        yield from iter_weights(files, config)
+        return
+    kept = _place(files)
+    rounded = _read(kept)
+    if rounded is None:
+        begin = time.monotonic()
+        rounded = round_model(files, config, read_text(), on_progress)
+        if time.monotonic() - begin > WORTH_KEEPING_S:
+            _write(kept, files.name, rounded)
+    for name, source in iter_weights(files, config):
+        yield name, rounded.get(name, source)
+
+
+def _is_linear(weight: StoredWeight) -> bool:
+    return len(weight.shape) == 2 and weight.name not in ("model.embed_tokens.weight", "lm_head.weight")
+
+
+@torch.inference_mode()
+def round_model(
+    files: ModelFiles, config: ModelConfig, token_ids: Sequence[int], on_progress: Progress
+) -> dict[str, QuantizedTensor]:
+    """By name in the checkpoint, every matrix that int4 is for and that is not of 4 bits already (in a GGUF file).
+    token_ids: a text, of which whole windows are read.
+    """
+    rounded: dict[str, QuantizedTensor] = {}
+
+    def on_rounded(name: str, matrix: QuantizedTensor) -> None:
+        rounded[name] = matrix
+        on_progress(len(rounded) / kernels.num_parts)
+
+    kernels = RoundingKernels(on_rounded)
+    window = min(WINDOW, config.max_position_embeddings)
+    num_windows = min(len(token_ids) // window, MOST_WINDOWS)
+    if not num_windows:
+        raise ValueError(f"a text of {len(token_ids)} tokens is too short to round by; it takes {window}")
+    model = load_model(
+        config, kernels, kernels.named(iter_weights(files, config)), quantization="int4", max_model_len=window
+    )
+    if not kernels.num_parts:
+        return rounded
+    batch = _twice(token_ids[: num_windows * window], window)
+    model.allocate_kv_cache(batch.block_table.numel(), BLOCK)
+    model.forward(batch)
+    return rounded
+
+
+def _twice(token_ids: Sequence[int], window: int) -> ForwardBatch:
+    """Requests of `window` tokens each, and then all of them again."""
+    ids = torch.tensor([*token_ids, *token_ids], dtype=torch.int32)
+    num_requests = len(ids) // window
+    positions = torch.arange(window, dtype=torch.int32).repeat(num_requests)
+    blocks = -(-window // BLOCK)
+    table = torch.arange(num_requests * blocks, dtype=torch.int32).view(num_requests, blocks)
+    starts = torch.arange(num_requests + 1, dtype=torch.int32) * window
+    request = torch.arange(num_requests, dtype=torch.int32).repeat_interleave(window)
+    slots = request * blocks * BLOCK + positions
+    lengths = torch.full((num_requests,), window, dtype=torch.int32)
+    return ForwardBatch(ids, positions, starts, lengths, slots, table, starts[1:] - 1, BLOCK)
+
+
+# on disk -------------------------------------------------------------------------------------------------------------
+
+
+def _place(files: ModelFiles) -> Path:
+    """Named by what the result depends on; a file that was changed has another time or size."""
+    paths = [files.gguf] if files.gguf is not None else [files.directory / "config.json", *shard_paths(files.directory)]
+    facts = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
+    digest = hashlib.blake2b(json.dumps([VERSION, torch.__version__, facts]).encode(), digest_size=12).hexdigest()
+    return cache_dir() / "int4" / f"{files.name}-{digest}.safetensors"
+
+
+def _read(path: Path) -> Mapping[str, QuantizedTensor] | None:
+    if not path.is_file():
+        return None
+    try:
+        file = SafetensorsFile(path)
+    except ModelError as error:
+        logger.warning("%s; it is made again", error)
+        return None
+    matrices = {}
+    for name in file.tensors:
+        data = file.tensor(name).numpy()
+        matrices[name] = QuantizedTensor(data, INT4, (data.shape[0], columns_of(data.shape[1])))
+    return matrices
+
+
+def _write(path: Path, model: str, rounded: Mapping[str, QuantizedTensor]) -> None:
+    """One for each model: older ones go. A disk that does not take it costs the next start its time, nothing else."""
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file({name: matrix.data for name, matrix in rounded.items()}, partial)
+        for older in path.parent.glob(f"{glob.escape(model)}-{'?' * 24}.safetensors"):
+            older.unlink(missing_ok=True)
+        partial.replace(path)
+    except OSError as error:
+        logger.warning("the rounded weights can't be kept for the next start: %s", error)
+    finally:
+        partial.unlink(missing_ok=True)
