@@ -10,7 +10,8 @@ taking turns, so that a machine that slows down slows them all. Give what you ha
         --openvino-python envs/openvino/bin/python --openvino-dir models/ov-int8-SmolLM2-135M-Instruct \\
         --vllm-python envs/vllm/bin/python --rounds 5 --out docs/performance
 
-Writes OUT-MODEL.json (every measurement), OUT-MODEL.md (the table) and OUT-MODEL.svg (the plot).
+Writes OUT-MODEL.json (every measurement), OUT-MODEL.md (the table) and OUT-MODEL.svg (the plot), anew after each
+metric. Where they are there already, this run adds its metrics or replaces them: a sitting need not measure all.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+Results = dict[str, dict[str, list[float]]]  # metric, engine, one value a round
 WORKERS = Path(__file__).parent / "peer_workers"
 PROMPT, OUTPUT, BATCH, LONG, SHARED, OWN = 128, 64, 32, 2048, 1024, 32
 
@@ -146,41 +148,49 @@ def main() -> None:
 
     engines = start_engines(args)
     prompts = Prompts(seed=0)
-    results: dict[str, dict[str, list[float]]] = {m: {e.name: [] for e in engines} for m in args.metrics}
+    out = f"{args.out}-{args.model}"
+    results = known(f"{out}.json")
     for engine in engines:
         engine.seconds(prompts.batch(4, 64), 4)  # warm-up
     for metric in args.metrics:
+        values: dict[str, list[float]] = {engine.name: [] for engine in engines}
         for number in range(args.rounds):
             for engine in engines:
                 value = measure(engine, metric, prompts)
-                results[metric][engine.name].append(value)
+                values[engine.name].append(value)
                 print(f"{metric} round {number + 1} {engine.name}: {value:.4g}", file=sys.stderr, flush=True)
+        results[metric] = values
+        Path(f"{out}.json").write_text(json.dumps(results, indent=1) + "\n")
+        Path(f"{out}.md").write_text(table(args.model, results))
+        plot(args.model, results, f"{out}.svg")
     for engine in engines:
         engine.close()
-
-    out = f"{args.out}-{args.model}"
-    Path(f"{out}.json").write_text(json.dumps(results, indent=1) + "\n")
-    Path(f"{out}.md").write_text(table(args.model, results))
-    plot(args.model, results, f"{out}.svg")
     print(table(args.model, results))
 
 
-def table(model: str, results: dict[str, dict[str, list[float]]]) -> str:
-    names = list(next(iter(results.values())))
+def known(path: str) -> Results:
+    """What an earlier run measured: this one adds its metrics, or replaces them."""
+    found = json.loads(Path(path).read_text()) if Path(path).exists() else {}
+    return {metric.name: found[metric.name] for metric in METRICS if metric.name in found}
+
+
+def table(model: str, results: Results) -> str:
+    names = list(dict.fromkeys(name for values in results.values() for name in values))
     units = {m.name: m.unit for m in METRICS}
+    rounds = ", ".join(f"{max(map(len, values.values()))} of {m}" for m, values in results.items())
     lines = [
         f"### {model}\n",
-        "Medians; every engine took its turn in every round.\n",
+        f"Medians; every engine took its turn in every round. Rounds: {rounds}.\n",
         "| engine | " + " | ".join(f"{m} ({units[m]})" for m in results) + " |",
         "|---|" + "---|" * len(results),
     ]
     for name in names:
-        cells = [f"{statistics.median(results[m][name]):.4g}" for m in results]
+        cells = [f"{statistics.median(values[name]):.4g}" if name in values else "–" for values in results.values()]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
-def plot(model: str, results: dict[str, dict[str, list[float]]], path: str) -> None:
+def plot(model: str, results: Results, path: str) -> None:
     """Bars of every engine's median, one panel a metric."""
     import matplotlib
 
