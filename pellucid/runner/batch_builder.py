@@ -64,7 +64,8 @@ class BlockTableRows:
 
 class BatchBuilder:
     """One ForwardBatch a step, in one stretch of memory that the next step uses again (and that a device gets in one
-    copy): a batch is good until the next one is built.
+    copy): a batch is good until the next one is built. On the CPU the tensors of a step of the same shape are the same
+    objects: while the same requests decode, none is made anew.
     """
 
     def __init__(
@@ -88,6 +89,8 @@ class BatchBuilder:
         on_device = self._device.type == "cuda"
         self._staging = torch.zeros(capacity, dtype=torch.int32, pin_memory=on_device)
         self._host = self._staging.numpy()
+        self._views: dict[str, torch.Tensor] = {}  # of the last batch ...
+        self._shapes: list[tuple[int, ...]] = []  # ... and their shapes
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Drop what is kept for these requests; if they come back it is made again."""
@@ -128,23 +131,28 @@ class BatchBuilder:
             "block_table": self._rows.matrix[rows, :width],
             "logits_indices": ends[samples] - 1,
         }
-        return ForwardBatch(**self._to_device(arrays), block_size=self._block_size)
+        return self._in_staging_memory(arrays)
 
-    def _to_device(self, arrays: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
-        """Views, one after another, of the staging memory or of its copy on the device."""
+    def _in_staging_memory(self, arrays: Mapping[str, np.ndarray]) -> ForwardBatch:
+        """The arrays one after another in the staging memory, and views of it or of its copy on the device."""
         begins = []
         end = 0
         for array in arrays.values():
             begins.append(end)
             self._host[end : end + array.size] = array.reshape(-1)
             end += -(-array.size // _ALIGNMENT) * _ALIGNMENT
-        whole = self._staging[:end]
-        if self._device.type != "cpu":
-            whole = whole.to(self._device, non_blocking=True)
-        return {
-            name: whole[begin : begin + array.size].view(array.shape)
-            for begin, (name, array) in zip(begins, arrays.items(), strict=True)
-        }
+        shapes = [array.shape for array in arrays.values()]
+        on_cpu = self._device.type == "cpu"
+        if not on_cpu or shapes != self._shapes:
+            whole = self._staging[:end]
+            if not on_cpu:
+                whole = whole.to(self._device, non_blocking=True)
+            self._views = {
+                name: whole[begin : begin + array.size].view(array.shape)
+                for begin, (name, array) in zip(begins, arrays.items(), strict=True)
+            }
+            self._shapes = shapes
+        return ForwardBatch(**self._views, block_size=self._block_size)
 
 
 def _input_ids(shares: Sequence[ScheduledRequest]) -> list[int]:

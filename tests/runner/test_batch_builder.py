@@ -107,6 +107,19 @@ def test_more_requests_may_be_remembered_than_run_at_once():
         assert batch.block_table.tolist() == [[first], [first + 1]]
 
 
+def test_while_the_same_requests_decode_no_tensor_is_made_anew():
+    made = builder(block_size=16)
+    request = make_request("a", list(range(17)), [3, 4])
+    first = made.build(step((request, 14, 1)))
+    second = made.build(step((request, 15, 1)))
+    assert second.positions is first.positions
+    assert second.slot_mapping is first.slot_mapping
+    assert (second.positions.tolist(), second.slot_mapping.tolist()) == ([15], [3 * 16 + 15])
+    third = made.build(step((request, 16, 1)))  # its table is one block longer
+    assert third.block_table.tolist() == [[3, 4]]
+    assert third.slot_mapping.tolist() == [4 * 16]
+
+
 def test_a_step_larger_than_prepared_for_is_refused():
     with pytest.raises(ValueError, match="larger than was prepared for"):
         builder(max_num_tokens=4).build(step((make_request("a", [1] * 5, [0]), 0, 5)))

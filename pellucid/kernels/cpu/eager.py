@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -16,23 +17,26 @@ class EagerOperations(Operations):
     def __init__(self, native: Any, executor: Any) -> None:
         self._native = native
         self._executor = executor
-        self._batch: ForwardBatch | None = None
+        self._tensors: tuple[torch.Tensor, ...] = ()
+        self._block_size = 0
         self._step: Any = None
 
     def step_batch(self, batch: ForwardBatch) -> Any:
-        """The batch as the compiled module wants it; all layers of a step share one (a ForwardBatch is a value)."""
-        if self._batch is not batch:
-            self._step = self._native.StepBatch(
-                batch.input_ids,
-                batch.positions,
-                batch.query_start_loc,
-                batch.seq_lens,
-                batch.slot_mapping,
-                batch.block_table,
-                batch.logits_indices,
-                batch.block_size,
-            )
-            self._batch = batch
+        """The batch as the compiled module wants it, which is where its memory lies: all layers of a step share one,
+        and so do steps whose tensors are the same objects.
+        """
+        tensors = (
+            batch.input_ids,
+            batch.positions,
+            batch.query_start_loc,
+            batch.seq_lens,
+            batch.slot_mapping,
+            batch.block_table,
+            batch.logits_indices,
+        )
+        if batch.block_size != self._block_size or any(map(operator.is_not, tensors, self._tensors)):
+            self._step = self._native.StepBatch(*tensors, batch.block_size)
+            self._tensors, self._block_size = tensors, batch.block_size
         return self._step
 
     def embedding(self, input_ids: torch.Tensor, matrix: Any, scale: float) -> torch.Tensor:
