@@ -1,0 +1,104 @@
+"""Served over HTTP against offline: output tokens a second of 32 requests sent together, as a ratio.
+
+    python benchmarks/serving.py MODEL [--quantization int8] [--streams 32] [--rounds 5]
+
+`pellucid serve` streams to a client on the same machine; the LLM class computes the same requests in this process. They
+take turns, so that what else the machine does hits both. Prompts are fresh each time: no prefix cache helps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+
+import httpx
+
+from pellucid import LLM, SamplingParams
+
+PROMPT, OUTPUT, MAX_MODEL_LEN, KV_MEMORY = 128, 64, 2048, 1 << 30
+
+
+def start_server(model: str, quantization: str | None, port: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "pellucid", "serve", model, "--port", str(port), "--served-model-name", "m"]
+    command += ["--max-model-len", str(MAX_MODEL_LEN), "--kv-cache-memory", str(KV_MEMORY)]
+    command += ["--quantization", quantization] if quantization else []
+    server = subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    begin = time.monotonic()
+    while time.monotonic() - begin < 300:
+        if server.poll() is not None:
+            raise SystemExit(f"the server ended with exit code {server.returncode}: {' '.join(command)}")
+        try:
+            if httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200:
+                return server
+        except httpx.TransportError:
+            pass
+        time.sleep(0.5)
+    raise SystemExit("the server was not ready after five minutes")
+
+
+async def over_http(port: int, prompts: list[list[int]]) -> float:
+    """Seconds until the last stream has ended."""
+    body = {"model": "m", "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True, "stream": True}
+    limits = httpx.Limits(max_connections=len(prompts))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=600, limits=limits) as client:
+
+        async def stream(prompt: list[int]) -> None:
+            async with client.stream("POST", "/v1/completions", json={**body, "prompt": prompt}) as response:
+                data = b"".join([chunk async for chunk in response.aiter_raw()])
+            if response.status_code != 200 or not data.rstrip().endswith(b"[DONE]"):
+                raise SystemExit(f"a stream ended with status {response.status_code}: {data[-300:]!r}")
+
+        begin = time.perf_counter()
+        await asyncio.gather(*map(stream, prompts))
+        return time.perf_counter() - begin
+
+
+def offline(llm: LLM, prompts: list[list[int]]) -> float:
+    params = SamplingParams(temperature=0.0, max_tokens=OUTPUT, ignore_eos=True)
+    begin = time.perf_counter()
+    llm.generate(prompts, params, use_tqdm=False)
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--quantization", default=None)
+    parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    server = start_server(args.model, args.quantization, port)
+    try:
+        llm = LLM(args.model, quantization=args.quantization, max_model_len=MAX_MODEL_LEN, kv_cache_memory=KV_MEMORY)
+        numbers = random.Random(os.getpid())
+
+        def prompts() -> list[list[int]]:
+            return [[numbers.randrange(10, 40000) for _ in range(PROMPT)] for _ in range(args.streams)]
+
+        pairs = []
+        for round_number in range(args.rounds + 1):
+            served = asyncio.run(over_http(port, prompts()))
+            alone = offline(llm, prompts())
+            if round_number:  # the first one warms both up
+                pairs.append((served, alone))
+                tokens = args.streams * OUTPUT
+                print(f"round {round_number}: served {tokens / served:.0f} tok/s, offline {tokens / alone:.0f} tok/s")
+        print(f"served / offline = {statistics.median(alone / served for served, alone in pairs):.3f} (median)")
+    finally:
+        server.send_signal(signal.SIGTERM)
+        server.wait(timeout=30)
+
+
+if __name__ == "__main__":
+    main()
