@@ -7,6 +7,7 @@ import sys
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from pellucid.server import (
     anthropic_messages,
@@ -80,6 +81,11 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     if error.status_code == 404:
         return error_response(unknown_url(request.method, request.url.path), request.scope)
     if error.status_code == 405:
-        allow = (error.headers or {}).get("Allow")
-        return error_response(method_not_supported(request.method, request.url.path, allow), request.scope)
+        return error_response(method_not_supported(request.method, request.url.path, _allowed(request)), request.scope)
     return error_response(ApiError(error.status_code, str(error.detail)), request.scope)
+
+
+def _allowed(request: Request) -> str:
+    """The methods of every route of this path; the router itself names those of the first one."""
+    routes = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
+    return ", ".join(sorted({method for route in routes for method in getattr(route, "methods", None) or ()}))

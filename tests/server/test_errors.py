@@ -105,6 +105,8 @@ def test_an_unknown_path_is_a_404_and_a_wrong_method_a_405(scripted: RunningServ
     assert response.status_code == 405
     assert error_of(response)["code"] == "method_not_supported"
     assert response.headers["allow"] == "POST"
+    several = scripted.client.put("/v1/responses/resp_1")
+    assert (several.status_code, several.headers["allow"]) == (405, "DELETE, GET")
 
 
 def test_query_parameters_are_ignored_where_none_is_named_and_checked_where_one_is(scripted: RunningServer) -> None:
