@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from pellucid.core.messages import SchedulerStats
-from pellucid.observability.events import Event, StepCompleted, TokensSampled, TokensScheduled
+from pellucid.observability.events import Event, StepCompleted, StepStarted, TokensSampled, TokensScheduled
 from pellucid.server.http_protocol import CUT_OFF
 from pellucid.server.state import ServerState
 
@@ -32,6 +32,12 @@ _HEADERS = [
 def _told_at(event: Event) -> float:
     """A step is told when it is over, after all that happened in it, while its `time` is that of its start."""
     return event.time + event.duration_s if isinstance(event, StepCompleted) else event.time
+
+
+def _whole_steps(events: list[Event]) -> list[Event]:
+    """Without the ends of steps whose beginning was cut off."""
+    started = {event.step for event in events if isinstance(event, StepStarted)}
+    return [event for event in events if not isinstance(event, StepCompleted) or event.step in started]
 
 
 class EngineStream(Response):
@@ -66,7 +72,7 @@ class EngineStream(Response):
     async def _run(self, scope: Scope, send: Send) -> None:
         options = self._state.options
         await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
-        past = sorted(self._state.observers.history.events(), key=_told_at)[-PAST_EVENTS:]
+        past = _whole_steps(sorted(self._state.observers.history.events(), key=_told_at)[-PAST_EVENTS:])
         with self._llm.watchers.watch(self._on_events):
             message: dict[str, Any] | None = self._message(past) | {"hello": self._hello}
             while not self._state.draining:

@@ -71,7 +71,7 @@ def test_the_trace_log_has_a_line_for_everything_decided() -> None:
     assert "SCHEDULE step=2 scheduled=1 tokens=1 running=1 waiting=0 free_blocks=4095\n" in log
     words = event_words(server)
     assert words >= {"ENGINE_STARTED", "SUBMITTED", "ARRIVED", "PREFIX_HIT", "SCHEDULED", "BLOCKS_ALLOCATED",
-                     "TOKENS_SCHEDULED", "TOKEN_SAMPLED", "STEP", "FINISHED", "BLOCKS_FREED"}  # fmt: skip
+                     "TOKENS_SCHEDULED", "TOKENS_SAMPLED", "STEP", "FINISHED", "BLOCKS_FREED"}  # fmt: skip
 
 
 def test_the_info_log_tells_how_requests_come_and_go() -> None:
