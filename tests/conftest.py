@@ -18,6 +18,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
+LONGEST_FIRST = ("structured", "runner", "models", "cli", "clients", "engine", "server")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The rooms whose tests take long begin, so that no process is left alone with one of them at the end."""
+    ranks = {room: rank for rank, room in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: ranks.get(item.path.parent.name, len(ranks)))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]):
     report = yield
