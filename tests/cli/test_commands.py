@@ -94,7 +94,7 @@ def test_plan_says_why_it_predicts_no_speeds() -> None:
 
 
 def test_plan_counts_the_scales_of_an_int8_cache() -> None:
-    result = pellucid("plan", MODEL, "--kv-cache-dtype", "int8")
+    result = pellucid("plan", MODEL, "--kv-cache-dtype", "int8", "--no-measure")
     assert "3 KV heads x (64 + 4 for the scale) x 16 tokens x 1 bytes = 195,840 bytes" in result.stdout
 
 
