@@ -174,8 +174,12 @@ def known(path: str) -> Results:
     return {metric.name: found[metric.name] for metric in METRICS if metric.name in found}
 
 
+def _engines(results: Results) -> list[str]:
+    return list(dict.fromkeys(name for values in results.values() for name in values))
+
+
 def table(model: str, results: Results) -> str:
-    names = list(dict.fromkeys(name for values in results.values() for name in values))
+    names = _engines(results)
     units = {m.name: m.unit for m in METRICS}
     rounds = ", ".join(f"{max(map(len, values.values()))} of {m}" for m, values in results.items())
     lines = [
@@ -198,12 +202,15 @@ def plot(model: str, results: Results, path: str) -> None:
     import matplotlib.pyplot as plt
 
     metrics = [m for m in METRICS if m.name in results]
+    names = _engines(results)
     figure, axes = plt.subplots(1, len(metrics), figsize=(3.2 * len(metrics), 4.2), layout="constrained")
     for axis, metric in zip([axes] if len(metrics) == 1 else axes, metrics, strict=True):
-        names = list(results[metric.name])
-        medians = [statistics.median(results[metric.name][n]) for n in names]
+        values = results[metric.name]
+        medians = [statistics.median(values[n]) if n in values else 0.0 for n in names]
         colours = ["#0b7285" if n.startswith("pellucid") else "#adb5bd" for n in names]
-        axis.barh(names[::-1], medians[::-1], color=colours[::-1])
+        bars = axis.barh(names[::-1], medians[::-1], color=colours[::-1])
+        axis.bar_label(bars, [f"{value:.4g}" if value else "–" for value in medians[::-1]], fontsize=7, padding=2)
+        axis.margins(x=0.18)
         axis.set_title(
             f"{metric.name}\n{metric.unit}, {'higher' if metric.higher_is_better else 'lower'} is better", fontsize=9
         )
