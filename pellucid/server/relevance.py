@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,12 +11,11 @@ from fastapi import Request
 from pellucid.frontend.chat_template import ChatTemplateError
 from pellucid.sampling.params import SamplingParams
 from pellucid.server.errors import invalid, unsupported
-from pellucid.server.generation import Submission, submit
+from pellucid.server.generation import Submission
 from pellucid.server.prompts import prompts_of
 from pellucid.server.schemas.embeddings import VectorRequest
 from pellucid.server.state import ServerState
-from pellucid.server.streaming import collect
-from pellucid.server.vectors import accounted
+from pellucid.server.vectors import accounted, computed
 
 
 @dataclass(frozen=True)
@@ -60,15 +58,9 @@ async def relevance_of(
         max_tokens=1, seed=0, temperature=0.0, logprobs=0, logprob_token_ids=asked, allowed_token_ids=asked,
         detokenize=False,
     )  # fmt: skip
-    generation = submit(
-        llm,
-        Submission([prompt.token_ids for prompt in prompts], params, param, body.priority or 0, body.cache_salt),
-        request_id=f"{prefix}-{uuid.uuid4().hex}",
-        metrics=state.metrics,
-        record=record,
-        final_only=True,
-    )
-    outputs = await collect(generation, request.receive, record)
+    token_ids = [prompt.token_ids for prompt in prompts]
+    what = Submission(token_ids, params, param, body.priority or 0, body.cache_salt)
+    generation, outputs = await computed(llm, state, request, what, prefix, record)
     if outputs is None:
         return None
     values = [reranker.relevance(output.outputs[0].logprobs[0]) for output in outputs if output.outputs[0].logprobs]

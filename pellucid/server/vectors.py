@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 from fastapi import Request
 
+from pellucid.frontend.async_llm import AsyncLLM
+from pellucid.frontend.outputs import RequestOutput
 from pellucid.sampling.params import SamplingParams
 from pellucid.server.errors import invalid
-from pellucid.server.generation import Submission, submit
+from pellucid.server.generation import Generation, Submission, submit
 from pellucid.server.middleware.context import RequestRecord, digest_of, record_of
 from pellucid.server.prompts import prompts_of
 from pellucid.server.schemas.embeddings import VectorRequest
@@ -46,22 +48,9 @@ async def vectors_of(
         truncate_to=body.truncate_prompt_tokens,
         add_special_tokens=body.add_special_tokens is not False,
     )
-    generation = submit(
-        llm,
-        Submission(
-            [prompt.token_ids for prompt in prompts],
-            _ONE_TOKEN,
-            param,
-            body.priority or 0,
-            body.cache_salt,
-            pooling=body.pooling or "last",
-        ),
-        request_id=f"{prefix}-{uuid.uuid4().hex}",
-        metrics=state.metrics,
-        record=record,
-        final_only=True,
-    )
-    outputs = await collect(generation, request.receive, record)
+    token_ids = [prompt.token_ids for prompt in prompts]
+    what = Submission(token_ids, _ONE_TOKEN, param, body.priority or 0, body.cache_salt, pooling=body.pooling or "last")
+    generation, outputs = await computed(llm, state, request, what, prefix, record)
     if outputs is None:
         return None
     values = np.stack([np.frombuffer(output.pooled or b"", "<f4") for output in outputs])
@@ -75,6 +64,22 @@ def accounted(state: ServerState, request: Request, body: VectorRequest) -> Requ
     if user := body.safety_identifier or body.user:
         record.user_digest = digest_of(user)
     return record
+
+
+async def computed(
+    llm: AsyncLLM, state: ServerState, request: Request, what: Submission, prefix: str, record: RequestRecord
+) -> tuple[Generation, list[RequestOutput] | None]:
+    """Submits it under an id that begins with `prefix`, and waits. The outputs are None where the client has left.
+    Raises ApiError."""
+    generation = submit(
+        llm,
+        what,
+        request_id=f"{prefix}-{uuid.uuid4().hex}",
+        metrics=state.metrics,
+        record=record,
+        final_only=True,
+    )
+    return generation, await collect(generation, request.receive, record)
 
 
 def normalised(values: np.ndarray) -> np.ndarray:

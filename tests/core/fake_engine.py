@@ -32,6 +32,11 @@ def continuation(request: EngineCoreRequest, num_tokens: int | None = None) -> l
     return tokens[len(request.prompt_token_ids) :]
 
 
+def prompt(first: int, length: int) -> list[int]:
+    """Prompts that share no prefix."""
+    return [first, *range(100, 99 + length)]
+
+
 def make_request(request_id: str, prompt: Sequence[int], max_tokens: int = 16, **more: object) -> EngineCoreRequest:
     params = {name: more.pop(name) for name in list(more) if name in SamplingParams.__struct_fields__}
     return EngineCoreRequest(
