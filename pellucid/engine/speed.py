@@ -29,6 +29,7 @@ from pellucid.runner.speed_probe import (
 STEP_S = 0.8e-3  # scheduler, batch, output: what a step costs beside the model ...
 REQUEST_S = 15e-6  # ... and each request in it
 CACHE_FILE = "speed.json"
+VERSION = 2  # of what is measured; another one is measured anew
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ class SpeedPrediction:
             chunk = min(CHUNK, num_tokens - start)
             pairs = chunk * start + chunk * (chunk - CHUNK) / 2  # beyond what a whole first chunk has per token
             layer_s = layer.prefill_s * chunk / CHUNK + layer.pair_s * pairs
-            total += self.layers * layer_s + layer.head_s[0] + STEP_S
+            last_s = layer.last_prefill_s * chunk / CHUNK
+            total += (self.layers - 1) * layer_s + last_s + layer.head_s[0] + STEP_S
         return total
 
     def prefill_tokens_per_second(self, num_tokens: int) -> float:
@@ -148,7 +150,7 @@ def _key(shape: LayerShape, num_threads: int | None) -> str:
     native = require_native()
     library = Path(native._native.__file__).stat()
     machine = (platform.node(), platform.processor(), _cpu_name(), os.cpu_count(), native.available_isas()[-1])
-    text = repr((shape, num_threads, machine, library.st_size, library.st_mtime_ns))
+    text = repr((VERSION, shape, num_threads, machine, library.st_size, library.st_mtime_ns))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

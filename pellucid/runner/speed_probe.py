@@ -2,7 +2,8 @@
 
 What `pellucid plan` predicts speed from. The layer is recorded on a tape as the engine records a model, so that
 kernels, fusion and threads are the real ones; weights of decode steps are made cold before each run, since a whole
-model's do not stay in a cache from one step to the next.
+model's do not stay in a cache from one step to the next. What a layer costs is the difference between a tape of several
+and a tape of one: a tape's last layer computes less than the others, since only some rows go on to the LM head.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SHORT_CONTEXT, LONG_CONTEXT = 64, 1024
 LONG_BATCH = 8
 CHUNK = 512
 MAX_BODY_ELEMENTS = 16 << 20  # of the layers that are measured, in all ...
-MAX_LAYERS = 4
+MAX_LAYERS = 4  # beside the last
 MAX_HEAD_ELEMENTS = 8 << 20  # ... and of the rows of the LM head
 _COLD_BYTES = 1 << 27  # read between two decode steps, so that the weights have left the caches
 _REPEATS = 5
@@ -61,6 +62,7 @@ class LayerSpeed(msgspec.Struct, frozen=True):
     """Seconds of one layer. decode_s: per batch size of DECODE_BATCHES, at SHORT_CONTEXT tokens of context each.
 
     key_s: what each further token of context of each request adds. prefill_s: CHUNK tokens of an empty context.
+    last_prefill_s: the same of the last layer, from which only the last row goes on.
     pair_s: what each (query, key) pair adds beyond that. head_s: the LM head for the rows of DECODE_BATCHES.
     bandwidth: bytes a second that this machine reads. peak_operations: of the dot products of the body's format.
     """
@@ -68,6 +70,7 @@ class LayerSpeed(msgspec.Struct, frozen=True):
     decode_s: list[float]
     key_s: float
     prefill_s: float
+    last_prefill_s: float
     pair_s: float
     head_s: list[float]
     bandwidth: float
@@ -75,7 +78,10 @@ class LayerSpeed(msgspec.Struct, frozen=True):
 
 
 def measure_layer(shape: LayerShape, num_threads: int | None = None) -> LayerSpeed:
-    """Takes about two seconds. Raises RuntimeError where there are no native kernels."""
+    """Takes about three seconds, more for layers of hundreds of megabytes.
+
+    Raises RuntimeError where there are no native kernels.
+    """
     return _Probe(shape, num_threads).measure()
 
 
@@ -85,8 +91,9 @@ class _Probe:
         self.executor = self.native.Executor("", num_threads or 0)
         self.shape = shape
         elements = sum(rows * columns for parts in shape.body for _, rows, columns in parts)
-        self.num_layers = max(1, min(MAX_LAYERS, MAX_BODY_ELEMENTS // elements))
-        self.layer_scale = max(1.0, elements / (2 * MAX_BODY_ELEMENTS))  # of a layer too large to be packed here
+        self.num_layers = max(1, min(MAX_LAYERS, MAX_BODY_ELEMENTS // elements - 1))
+        # A layer so large that it leaves no cache anything of itself: one set of weights serves for all.
+        self._shared: dict[tuple[Part, ...], Any] | None = {} if 2 * elements > MAX_BODY_ELEMENTS else None
         [(head_format, vocab, hidden), *_] = shape.head
         self._vocab = vocab
         self._measured_vocab = min(vocab, MAX_HEAD_ELEMENTS // hidden)
@@ -97,26 +104,27 @@ class _Probe:
             self._matrix(((head_format, rows, hidden),), shape.head_quantization)
             for rows in (self._measured_vocab, self._small_vocab)
         )
-        self._with_layers = self._tape(self.num_layers, small_head)
-        self._without = self._tape(0, small_head)
+        self._all_layers = self._tape(1 + self.num_layers, small_head)
+        self._last_layer = self._tape(1, small_head)
+        self._no_layer = self._tape(0, small_head)
         self._with_head = self._tape(0, head)
 
     def measure(self) -> LayerSpeed:
         shape = self.shape
         short = [_decode_batch(size, SHORT_CONTEXT) for size in DECODE_BATCHES]
-        base = [self._time(self._without, batch, cold=True) for batch in short]
+        base = [self._time(self._no_layer, batch, cold=True) for batch in short]
         head = [self._time(self._with_head, batch, cold=True) for batch in short]
-        decode = [self._layer_s(batch, base_s, cold=True) for batch, base_s in zip(short, base, strict=True)]
-        index = DECODE_BATCHES.index(LONG_BATCH)
-        long = self._layer_s(_decode_batch(LONG_BATCH, LONG_CONTEXT), base[index], cold=True)
-        first = self._layer_s(_chunk(0), base[0])
-        second = self._layer_s(_chunk(CHUNK), base[0])
+        decode = [self._layer_s(batch, cold=True) for batch in short]
+        long = self._layer_s(_decode_batch(LONG_BATCH, LONG_CONTEXT), cold=True)
+        decode_s = decode[DECODE_BATCHES.index(LONG_BATCH)]
+        first, second = self._layer_s(_chunk(0)), self._layer_s(_chunk(CHUNK))
         form = "int8" if shape.quantization or shape.qkv[0][0] not in ("bf16", "f32") else shape.qkv[0][0]
         pool, isa = self.executor.pool, self.executor.isa
         return LayerSpeed(
             decode_s=decode,
-            key_s=max(long - decode[index], 0.0) / (LONG_BATCH * (LONG_CONTEXT - SHORT_CONTEXT)),
+            key_s=max(long - decode_s, 0.0) / (LONG_BATCH * (LONG_CONTEXT - SHORT_CONTEXT)),
             prefill_s=first,
+            last_prefill_s=max(self._time(self._last_layer, _chunk(0)) - base[0], 0.0),
             pair_s=max(second - first, 0.0) / CHUNK**2,
             head_s=[self._whole_head_s(base_s, head_s) for base_s, head_s in zip(base, head, strict=True)],
             bandwidth=max(self.native.read_bandwidth(1 << 28, isa, pool) for _ in range(2)),
@@ -127,9 +135,9 @@ class _Probe:
         per_row = max(measured_s - small_s, 0.0) / (self._measured_vocab - self._small_vocab)
         return small_s + per_row * (self._vocab - self._small_vocab)
 
-    def _layer_s(self, batch: Sequence[np.ndarray], base_s: float, cold: bool = False) -> float:
-        elapsed = self._time(self._with_layers, batch, cold)
-        return max(elapsed - base_s, 0.0) / self.num_layers * self.layer_scale
+    def _layer_s(self, batch: Sequence[np.ndarray], cold: bool = False) -> float:
+        several, one = (self._time(tape, batch, cold) for tape in (self._all_layers, self._last_layer))
+        return max(several - one, 0.0) / self.num_layers
 
     def _time(self, tape: Any, batch: Sequence[np.ndarray], cold: bool = False) -> float:
         step = self.native.StepBatch(*batch, BLOCK_SIZE)
@@ -168,7 +176,11 @@ class _Probe:
         return builder.build(logits, self.executor)
 
     def _body(self, parts: tuple[Part, ...]) -> Any:
-        return self._matrix(parts, self.shape.quantization)
+        if self._shared is None:
+            return self._matrix(parts, self.shape.quantization)
+        if parts not in self._shared:
+            self._shared[parts] = self._matrix(parts, self.shape.quantization)
+        return self._shared[parts]
 
     def _matrix(self, parts: tuple[Part, ...], quantization: str) -> Any:
         sources = [(self._bytes(*part), *part) for part in parts]

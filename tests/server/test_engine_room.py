@@ -96,7 +96,7 @@ def test_a_chat_streams_with_its_markdown_and_the_alternatives_of_each_token(
 
 @needs_chromium
 def test_blocks_appear_are_shared_stay_cached_and_a_story_opens(browser: playwright_api.Browser) -> None:
-    with scripted_server(script={"step_ms": 15}) as server, opened(browser, server) as page:
+    with scripted_server(script={"step_ms": 50}, ui_control=True) as server, opened(browser, server) as page:
         wait_live(page)
         assert blocks(page, "used") == 0
         set_system_prompt(page)
@@ -105,6 +105,8 @@ def test_blocks_appear_are_shared_stay_cached_and_a_story_opens(browser: playwri
                 page.click("#new-chat")
             ask(page, text)
             page.wait_for_selector(".assistant .why")
+        page.click("#pause")  # while the three run, however slow the browser is
+        page.wait_for_selector('#status[data-state="paused"]')
         wait_blocks(page, "shared", lambda number: number >= 5)
         shared = page.locator("#sharing li").first
         assert shared.get_attribute("data-users") == "3"
@@ -118,6 +120,7 @@ def test_blocks_appear_are_shared_stay_cached_and_a_story_opens(browser: playwri
         assert "tokens were cached, and not computed again" in story
         page.keyboard.press("Escape")
 
+        page.click("#pause")
         wait_blocks(page, "used", lambda number: number == 0)
         assert blocks(page, "cached") > 0
         assert "kept in the cache" in page.locator("#sharing li").first.inner_text()

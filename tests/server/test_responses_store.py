@@ -25,6 +25,7 @@ from pellucid.server.errors import ApiError
 from pellucid.server.responses_api import records
 from pellucid.server.responses_api.events import make_event
 from pellucid.server.responses_api.ids import new_id
+from pellucid.server.responses_api.records import Stored
 from pellucid.server.responses_api.store import ResponseStore, Retention
 from pellucid.server.responses_api.tables import parse_url
 
@@ -110,6 +111,18 @@ def test_servers_on_one_database_see_and_continue_each_others_responses(
     one.responses.delete(second.id)
     with pytest.raises(openai.NotFoundError):
         two.responses.retrieve(second.id)
+
+
+def test_servers_that_start_together_make_the_tables_together(own_url: str) -> None:
+    """Each call of a store is on a thread of its own, and here there are several stores, too."""
+    stores = [ResponseStore(parse_url(own_url), KEEP_ALL) for _ in range(6)]
+
+    async def meet() -> list[Stored | None]:
+        found = await asyncio.gather(*(store.call(records.get, "none") for store in stores * 3))
+        await asyncio.gather(*(store.close() for store in stores))
+        return found
+
+    assert asyncio.run(meet()) == [None] * 18
 
 
 def test_a_background_response_is_followed_and_cancelled_from_another_server(

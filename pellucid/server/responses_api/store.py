@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,7 @@ class ResponseStore:
         self.retention = retention
         self._url = url
         self._engine: sa.Engine | None = None
+        self._connecting = threading.Lock()
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="pellucid-store")
         self._num_pending = 0
         self._reported = ""
@@ -60,9 +62,7 @@ class ResponseStore:
             raise store_unavailable("too many requests are waiting for the database")
 
         def run() -> Result:
-            if self._engine is None:
-                self._engine = connect(self._url)
-            with self._engine.begin() as connection:
+            with self._connected().begin() as connection:
                 return work(connection, *args, **kwargs)
 
         self._num_pending += 1
@@ -73,6 +73,13 @@ class ResponseStore:
             raise store_unavailable(_public_cause(error)) from error
         finally:
             self._num_pending -= 1
+
+    def _connected(self) -> sa.Engine:
+        """On any of the store's threads; the first of them connects, and the others wait for it."""
+        with self._connecting:
+            if self._engine is None:
+                self._engine = connect(self._url)
+            return self._engine
 
     def _report(self, cause: str) -> None:
         """Once a minute where it is always the same: the keeper asks every few seconds."""

@@ -11,6 +11,7 @@ LOCK_TIMEOUT_S = 5  # a writer waits so long for another one
 STATEMENT_TIMEOUT_MS = 10_000
 CONNECT_TIMEOUT_S = 5
 NUM_THREADS = 4
+TABLES_LOCK = 0x70656C6C  # who makes the tables in a PostgreSQL holds it
 
 metadata = sa.MetaData()
 
@@ -108,11 +109,16 @@ def connect(url: sa.URL) -> sa.Engine:
 
 
 def _create_tables(engine: sa.Engine) -> None:
-    """Two servers may do it at once: the second is told that they exist, and looks again."""
-    try:
-        metadata.create_all(engine)
-    except (sa.exc.ProgrammingError, sa.exc.IntegrityError, sa.exc.OperationalError):
-        metadata.create_all(engine)
+    """Several servers may do it at once. On SQLite a statement that finds its table made is content; PostgreSQL's may
+    still collide with another's that is not committed, so that there one waits for the other.
+    """
+    with engine.begin() as connection:
+        if engine.dialect.name == "postgresql":
+            connection.execute(sa.select(sa.func.pg_advisory_xact_lock(TABLES_LOCK)))
+        for table in metadata.sorted_tables:
+            connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
+            for index in table.indexes:
+                connection.execute(sa.schema.CreateIndex(index, if_not_exists=True))
 
 
 def _prepare_sqlite(connection: object, record: object) -> None:
