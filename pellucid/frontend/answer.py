@@ -6,6 +6,7 @@ is the same.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -20,7 +21,9 @@ class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AnswerDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """What one more piece of text adds, in the order reasoning, content, tool calls."""
+    """What one more piece of text adds, in the order reasoning, content, tool calls. What comes in another order, such
+    as text behind a call, is several deltas.
+    """
 
     reasoning: str = ""
     content: str = ""
@@ -33,11 +36,16 @@ class AnswerDelta(msgspec.Struct, frozen=True, kw_only=True):
 class AnswerParser(Protocol):
     """One per continuation."""
 
-    def push(self, text: str) -> AnswerDelta:
-        """Takes the next piece of the text; what may still become a marker is held back."""
+    @property
+    def in_call(self) -> bool:
+        """After `finish`: whether the text ended within the arguments of a call, which therefore is none to make."""
         ...
 
-    def finish(self) -> AnswerDelta:
+    def push(self, text: str) -> Sequence[AnswerDelta]:
+        """Takes the next piece of the text; what may still become a marker is held back. No delta is empty."""
+        ...
+
+    def finish(self) -> Sequence[AnswerDelta]:
         """After the last piece: whatever was held back."""
         ...
 
@@ -45,8 +53,10 @@ class AnswerParser(Protocol):
 class PlainAnswer:
     """Text is content."""
 
-    def push(self, text: str) -> AnswerDelta:
-        return AnswerDelta(content=text)
+    in_call = False
 
-    def finish(self) -> AnswerDelta:
-        return AnswerDelta()
+    def push(self, text: str) -> Sequence[AnswerDelta]:
+        return (AnswerDelta(content=text),) if text else ()
+
+    def finish(self) -> Sequence[AnswerDelta]:
+        return ()

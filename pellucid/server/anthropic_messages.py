@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from pellucid.core.messages import FinishReason
+from pellucid.frontend.answer import AnswerDelta
 from pellucid.frontend.outputs import CompletionOutput, RequestOutput
 from pellucid.sampling.params import SamplingParams
 from pellucid.server.anthropic_blocks import ContentBlocks, Event, whole_blocks
@@ -157,17 +158,20 @@ class MessageWriter:
         return _event(anthropic_body(error, self._request_id))
 
     def _read(self, choice: CompletionOutput) -> list[Event]:
-        events = self._blocks.push(self._parser.push(choice.text)) if choice.text else []
+        events = self._say(self._parser.push(choice.text)) if choice.text else []
         if choice.finish_reason is not None:
-            events += self._blocks.push(self._parser.finish())
+            events += self._say(self._parser.finish())
             events += self._blocks.finish()
             self._ending = self._why(choice)
         return events
 
+    def _say(self, deltas: Sequence[AnswerDelta]) -> list[Event]:
+        return [event for delta in deltas for event in self._blocks.push(delta)]
+
     def _why(self, choice: CompletionOutput) -> dict[str, Any]:
         if choice.finish_reason is FinishReason.LENGTH:
             return {"stop_reason": "max_tokens", "stop_sequence": None}
-        if self._blocks.has_tool_use:
+        if self._blocks.has_tool_use and not self._parser.in_call:  # one that was cut off is no call to make
             return {"stop_reason": "tool_use", "stop_sequence": None}
         if isinstance(choice.stop_reason, str):
             return {"stop_reason": "stop_sequence", "stop_sequence": choice.stop_reason}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import Any
 
 from pellucid.core.messages import FinishReason
@@ -16,15 +17,15 @@ class ChatAnswer:
         self._parser = parser
         self._has_calls = False
 
-    def push(self, text: str) -> AnswerDelta:
+    def push(self, text: str) -> Sequence[AnswerDelta]:
         return self._seen(self._parser.push(text))
 
-    def finish(self) -> AnswerDelta:
+    def finish(self) -> Sequence[AnswerDelta]:
         return self._seen(self._parser.finish())
 
     def whole(self, text: str) -> dict[str, Any]:
         """The message of a text that is complete."""
-        parts = [self.push(text), self.finish()]
+        parts = [*self.push(text), *self.finish()]
         content = "".join(part.content for part in parts)
         message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
         if reasoning := "".join(part.reasoning for part in parts):
@@ -40,16 +41,21 @@ class ChatAnswer:
         return message
 
     def finish_reason(self, reason: FinishReason) -> str:
-        """Valid after `finish`. A call that was cut off is no call to make: it ends with "length"."""
-        return "tool_calls" if self._has_calls and reason is FinishReason.STOP else reason.value
+        """Valid after `finish`. A call that was cut off, by max_tokens or by a stop string, is no call to make."""
+        is_to_make = self._has_calls and not self._parser.in_call
+        return "tool_calls" if is_to_make and reason is FinishReason.STOP else reason.value
 
-    def _seen(self, delta: AnswerDelta) -> AnswerDelta:
-        self._has_calls = self._has_calls or bool(delta.tool_calls)
-        return delta
+    def _seen(self, deltas: Sequence[AnswerDelta]) -> Sequence[AnswerDelta]:
+        self._has_calls = self._has_calls or any(delta.tool_calls for delta in deltas)
+        return deltas
 
 
-def chunk_deltas(delta: AnswerDelta) -> list[dict[str, Any]]:
-    """One chunk's delta for each kind of news: clients look for one thing in each."""
+def chunk_deltas(answer: Sequence[AnswerDelta]) -> list[dict[str, Any]]:
+    """One chunk's delta for each piece of news: clients look for one thing in each."""
+    return [shaped for delta in answer for shaped in _chunk_deltas(delta)]
+
+
+def _chunk_deltas(delta: AnswerDelta) -> list[dict[str, Any]]:
     deltas: list[dict[str, Any]] = []
     if delta.reasoning:
         deltas.append(_reasoning(delta.reasoning))

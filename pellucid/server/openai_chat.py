@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -191,25 +192,25 @@ class ChatWriter(ChunkWriter):
             if answer is None:
                 answer = self._answers[choice.index] = ChatAnswer(self._parser())
                 chunks.append(self._first(choice, output))
-            delta = answer.push(choice.text)
+            deltas = answer.push(choice.text)
             if self._plain:
-                chunks += self._deltas(choice.index, delta)
+                chunks += self._deltas(choice.index, deltas)
             elif choice.text or choice.token_ids:
-                chunks += self._detailed(choice, delta)
+                chunks += self._detailed(choice, deltas)
             if choice.finish_reason is not None:
                 chunks += self._deltas(choice.index, answer.finish())
                 chunks.append(self._last(choice, answer.finish_reason(choice.finish_reason)))
         return chunks
 
-    def _deltas(self, index: int, delta: AnswerDelta) -> list[bytes]:
-        if delta.content and not delta.reasoning and not delta.tool_calls:  # the usual case
+    def _deltas(self, index: int, deltas: Sequence[AnswerDelta]) -> list[bytes]:
+        if len(deltas) == 1 and not deltas[0].reasoning and not deltas[0].tool_calls:  # the usual case
             return [
                 b'{"index":%d,"delta":{"content":%b},"logprobs":null,"finish_reason":null}'
-                % (index, encode(delta.content))
+                % (index, encode(deltas[0].content))
             ]
         return [
             encode({"index": index, "delta": shaped, "logprobs": None, "finish_reason": None})
-            for shaped in chunk_deltas(delta)
+            for shaped in chunk_deltas(deltas)
         ]
 
     def _first(self, choice: CompletionOutput, output: RequestOutput) -> bytes:
@@ -222,9 +223,9 @@ class ChatWriter(ChunkWriter):
         self._told_prompt = True
         return encode(chunk)
 
-    def _detailed(self, choice: CompletionOutput, delta: AnswerDelta) -> list[bytes]:
+    def _detailed(self, choice: CompletionOutput, deltas: Sequence[AnswerDelta]) -> list[bytes]:
         """What is known of the tokens comes with the first of the chunks that their text makes."""
-        first, *others = chunk_deltas(delta) or [{"content": ""}]
+        first, *others = chunk_deltas(deltas) or [{"content": ""}]
         chunk = {
             "index": choice.index,
             "delta": first,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from pellucid.frontend.answer import AnswerParser
+from pellucid.frontend.answer import AnswerDelta, AnswerParser
 
 
 @dataclass
@@ -19,9 +20,15 @@ class Parsed:
         return [(name, json.loads(arguments)) for name, arguments in self.calls]
 
 
+def deltas_of(parser: AnswerParser, pieces: Iterable[str]) -> Iterator[AnswerDelta]:
+    for piece in pieces:
+        yield from parser.push(piece)
+    yield from parser.finish()
+
+
 def parse(parser: AnswerParser, pieces: list[str]) -> Parsed:
     parsed = Parsed()
-    for delta in [*map(parser.push, pieces), parser.finish()]:
+    for delta in deltas_of(parser, pieces):
         parsed.reasoning += delta.reasoning
         parsed.content += delta.content
         for call in delta.tool_calls:

@@ -161,6 +161,9 @@ def test_text_around_calls_is_kept() -> None:
 def test_arguments_come_as_they_are_written() -> None:
     parser = answer_parser(calls=TOOL_FORMATS["hermes"].parser(TOOLS))
     assert not parser.push('<tool_call>\n{"name": "mix", "argum')
-    deltas = [parser.push(text).tool_calls for text in ('ents": {"te', 'xt": "hel', "lo", '"}', "}\n</tool_call>")]
+    deltas = [
+        [call for delta in parser.push(text) for call in delta.tool_calls]
+        for text in ('ents": {"te', 'xt": "hel', "lo", '"}', "}\n</tool_call>")
+    ]
     assert [[call.arguments for call in calls] for calls in deltas] == [['{"te'], ['xt": "hel'], ["lo"], ['"}'], []]
     assert deltas[0][0].name == "mix"

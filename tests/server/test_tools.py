@@ -169,3 +169,15 @@ def test_without_a_parser_tools_are_refused() -> None:
     with scripted_server(tool_call_parser="none") as server:
         response = ask(server, "say hi")
     assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_a_stop_string_cuts_off_ends_with_the_stop_string(thinking: RunningServer, stream: bool) -> None:
+    response = ask(thinking, f"say {CALL}", stop=["ür"], stream=stream)
+    last = events_of(response)[-2]["choices"][0] if stream else choice(response)
+    assert (last["finish_reason"], last["stop_reason"]) == ("stop", "ür")
+    tool = {"name": "get_weather", "input_schema": WEATHER["function"]["parameters"]}
+    messages = [{"role": "user", "content": f"say {CALL}"}]
+    message = thinking.post("/v1/messages", model="m", max_tokens=200, temperature=0, messages=messages, tools=[tool],
+                            stop_sequences=["ür"]).json()  # fmt: skip
+    assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "ür")

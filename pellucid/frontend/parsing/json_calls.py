@@ -118,7 +118,8 @@ class JsonCalls:
                 answer.open_call(name)
                 is_open = True
                 if not (yield from read_container(source, answer.arguments)):
-                    yield from self._broken(source, answer)
+                    if source.rest:  # it broke off at what JSON does not have there, not at the end of the text
+                        yield from self._broken(source, answer)
                     return True
             else:
                 value = yield from read_value(source)

@@ -73,7 +73,9 @@ def _named(source: TextInput, answer: AnswerBuilder) -> Steps[bool]:
         return False
     source.let_go()
     answer.open_call(name)
-    if not (yield from read_container(source, answer.arguments)) and not source.at_end:
+    if not (yield from read_container(source, answer.arguments)):
+        if not source.rest:  # cut off
+            return True
         yield from source.until([OPENER], answer.arguments, take=False)
     answer.close_call()
     return True

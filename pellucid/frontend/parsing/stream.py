@@ -120,7 +120,7 @@ def held_back(text: str, start: int, markers: Sequence[str]) -> int:
 
 
 class AnswerBuilder:
-    """Collects what a parser finds until it is taken as a delta.
+    """Collects what a parser finds, in its order, until it is taken as deltas.
 
     White space between content and a call, and between calls, belongs to the format and is dropped; it is therefore
     held back until what follows is known.
@@ -128,16 +128,15 @@ class AnswerBuilder:
 
     def __init__(self) -> None:
         self.num_calls = 0
+        self.in_call = False
         self._space = ""
         self._after_call = False
         self._has_arguments = False
-        self._reasoning: list[str] = []
-        self._content: list[str] = []
-        self._calls: list[ToolCallDelta] = []
+        self._found: list[AnswerDelta] = []
 
     def reasoning(self, text: str) -> None:
         if text:
-            self._reasoning.append(text)
+            self._found.append(AnswerDelta(reasoning=text))
 
     def content(self, text: str) -> None:
         text = self._space + text
@@ -145,35 +144,56 @@ class AnswerBuilder:
         self._space = text[len(kept) :]
         if kept:
             self._after_call = False
-            self._content.append(kept)
+            self._found.append(AnswerDelta(content=kept))
 
     def open_call(self, name: str) -> None:
         self._space = ""
         self._has_arguments = False
-        self._calls.append(ToolCallDelta(index=self.num_calls, name=name))
+        self.in_call = True
+        self._call(ToolCallDelta(index=self.num_calls, name=name))
         self.num_calls += 1
 
     def arguments(self, text: str) -> None:
         if text:
             self._has_arguments = True
-            self._calls.append(ToolCallDelta(index=self.num_calls - 1, arguments=text))
+            self._call(ToolCallDelta(index=self.num_calls - 1, arguments=text))
 
     def close_call(self) -> None:
         if not self._has_arguments:
             self.arguments("{}")
         self._after_call = True
+        self.in_call = False
 
     def finish(self) -> None:
         if not self._after_call and self._space:
-            self._content.append(self._space)
+            self._found.append(AnswerDelta(content=self._space))
         self._space = ""
 
-    def take(self) -> AnswerDelta:
-        delta = AnswerDelta(
-            reasoning="".join(self._reasoning), content="".join(self._content), tool_calls=merged(self._calls)
-        )
-        self._reasoning, self._content, self._calls = [], [], []
-        return delta
+    def take(self) -> list[AnswerDelta]:
+        """In as few deltas as keep the order."""
+        found, self._found = self._found, []
+        groups: list[list[AnswerDelta]] = []
+        for piece in found:
+            if not groups or _rank(piece) < _rank(groups[-1][-1]):
+                groups.append([])
+            groups[-1].append(piece)
+        return [_joined(group) for group in groups]
+
+    def _call(self, call: ToolCallDelta) -> None:
+        self._found.append(AnswerDelta(tool_calls=(call,)))
+
+
+def _rank(piece: AnswerDelta) -> int:
+    """Where in a delta its one kind of news stands."""
+    return 2 if piece.tool_calls else 1 if piece.content else 0
+
+
+def _joined(pieces: Sequence[AnswerDelta]) -> AnswerDelta:
+    return AnswerDelta(
+        reasoning="".join(piece.reasoning for piece in pieces),
+        content="".join(piece.content for piece in pieces),
+        tool_calls=merged([call for piece in pieces for call in piece.tool_calls]),
+    )
 
 
 def merged(calls: Sequence[ToolCallDelta]) -> tuple[ToolCallDelta, ...]:
@@ -196,12 +216,16 @@ class StreamingParser:
         self._answer = AnswerBuilder()
         self._steps = parse(self._input, self._answer)
 
-    def push(self, text: str) -> AnswerDelta:
+    @property
+    def in_call(self) -> bool:
+        return self._answer.in_call
+
+    def push(self, text: str) -> list[AnswerDelta]:
         self._input.feed(text)
         next(self._steps, None)
         return self._answer.take()
 
-    def finish(self) -> AnswerDelta:
+    def finish(self) -> list[AnswerDelta]:
         self._input.at_end = True
         for _ in self._steps:
             raise AssertionError("a parser waits for text after its end")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from pellucid.core.messages import FinishReason
 from pellucid.frontend.answer import AnswerDelta, AnswerParser
@@ -45,11 +46,12 @@ class AnswerReader:
 
     async def end(self, usage: JsonObject) -> list[Event]:
         """usage: as Generation gives it. The last events, but for the terminal one."""
-        return self.state.end(self._reason, await self._usage(usage))
+        return self.state.end(self._reason, await self._usage(usage), cut_off=self._parser.in_call)
 
-    def _say(self, delta: AnswerDelta) -> list[Event]:
-        if not delta:
-            return []
+    def _say(self, deltas: Sequence[AnswerDelta]) -> list[Event]:
+        return [event for delta in deltas for event in self._add(delta)]
+
+    def _add(self, delta: AnswerDelta) -> list[Event]:
         if delta.reasoning:
             self._reasoning.append(delta.reasoning)
         if self._num_top is None:

@@ -87,12 +87,15 @@ class ResponseEvents:
             self._add_call(call)
         return self._take()
 
-    def end(self, reason: FinishReason, usage: JsonObject) -> list[Event]:
-        """The last events; `response` is whole then. Its last one is the state's own: see `terminal`."""
+    def end(self, reason: FinishReason, usage: JsonObject, *, cut_off: bool = False) -> list[Event]:
+        """The last events; `response` is whole then. Its last one is the state's own: see `terminal`.
+
+        cut_off: the last call lacks some of its arguments, though nothing limited the answer (a stop string did it).
+        """
         is_whole = reason is not FinishReason.LENGTH
         if is_whole and self._open is None and not self.response["output"]:
             self._message()  # an answer may be empty, but it is one
-        self._close("completed" if is_whole else "incomplete")
+        self._close("completed" if is_whole and not cut_off else "incomplete")
         self.response |= {"status": "completed" if is_whole else "incomplete", "usage": usage}
         if is_whole:
             self.response["completed_at"] = int(time.time())
