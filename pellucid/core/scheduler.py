@@ -120,14 +120,6 @@ class Scheduler:
             expired.append(self._finish(request, Ending(FinishReason.ERROR), error=error))
         return expired
 
-    def fail_requests(self, requests: Sequence[Request], error: str) -> list[EngineCoreOutput]:
-        """End these with an error, and let nobody reuse what they computed."""
-        outputs = []
-        for request in requests:
-            self.kv.withdraw_blocks(request)
-            outputs.append(self._finish(request, Ending(FinishReason.ERROR), error=error))
-        return outputs
-
     def has_requests(self) -> bool:
         return bool(self.requests)
 
@@ -266,9 +258,10 @@ class Scheduler:
     def update_from_output(self, scheduled: SchedulerOutput, sampled: RunnerOutput) -> list[EngineCoreOutput]:
         """Account for a computed step: tokens appended, finished requests freed, one output for each that has news.
 
-        A request that failed may not have written its KV. Whoever was admitted in this very step on the promise that it
-        would is preempted, and computes for itself. (Whoever shares more with such a one shares the doubtful blocks,
-        too: a prefix is shared from its start.)
+        A request that failed may not have written its KV, or wrongly: nobody is to find it. Whoever was admitted in
+        this very step on the promise that it would is preempted, and computes for itself. (Whoever shares more with
+        such a one shares the doubtful blocks, too: a prefix is shared from its start.) But where only nothing could be
+        sampled, what was computed stays: else whoever sends such a request would empty the cache for all.
         """
         outputs: list[EngineCoreOutput] = []
         doubtful: set[int] = set()  # ids of blocks that a failed request was to write in this step
@@ -277,16 +270,19 @@ class Scheduler:
             request = share.request
             if request.status is not RequestStatus.RUNNING:
                 continue
-            error = result.error
+            error, in_doubt = result.error, result.error is None or result.kv_in_doubt
+            relies_on_doubtful = bool(doubtful) and not doubtful.isdisjoint(request.block_table)
             if error is None and share.samples and not result.token_ids:
                 error = "the model runner returned no token"
             if error is None and result.pooled is None and share.pools:
                 error = "the model runner returned no vector"
             if error is not None:
-                culprit = request
-                doubtful.update(self._written_blocks(share))
-                outputs += self.fail_requests([request], error)
-            elif doubtful and not doubtful.isdisjoint(request.block_table):
+                if in_doubt or relies_on_doubtful:
+                    culprit = request
+                    doubtful.update(self._written_blocks(share))
+                    self.kv.withdraw_blocks(request)
+                outputs.append(self._finish(request, Ending(FinishReason.ERROR), error=error))
+            elif relies_on_doubtful:
                 self.kv.withdraw_blocks(request)
                 self._preempt(request, culprit)
             else:

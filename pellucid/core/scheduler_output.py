@@ -51,7 +51,8 @@ class SampledRequest(msgspec.Struct, frozen=True):
 
     token_ids: the sampled token, or nothing when the request has not reached its end. After it num_forced tokens that
     cannot be others, whatever their logits: their keys and values are not computed yet, and they are not sampled.
-    error: this request alone failed.
+    error: this request alone failed. kv_in_doubt: then, whether what it computed may be wrong, too; False where only
+    no token could be sampled.
     prompt_logprobs: for the prompt positions whose logits this step computed (start + 1, start + 2, ... up to the last
     position of the prompt), when asked for.
     """
@@ -62,6 +63,7 @@ class SampledRequest(msgspec.Struct, frozen=True):
     prompt_logprobs: list[TokenLogprob] | None = None
     pooled: bytes | None = None  # where share.pools: the vector, float32 little-endian
     error: str | None = None
+    kv_in_doubt: bool = True
 
 
 @dataclass(frozen=True)

@@ -171,7 +171,7 @@ def _result(
     if sampled is None:
         return SampledRequest(prompt_logprobs=prompt_logprobs, pooled=pooled)
     if sampled.error is not None:
-        return SampledRequest(error=sampled.error)
+        return SampledRequest(error=sampled.error, kv_in_doubt=sampled.model_failed)
     logprobs = None if sampled.logprobs is None else [sampled.logprobs]
     return SampledRequest(
         token_ids=[sampled.token_id, *forced],

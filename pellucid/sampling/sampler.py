@@ -20,11 +20,15 @@ NOT_FINITE = "the model computed logits that are not finite (NaN or infinity), s
 
 @dataclass(frozen=True)
 class SampledToken:
-    """Either a token, with its log-probabilities when they were asked for, or an error that ends the request."""
+    """Either a token, with its log-probabilities when they were asked for, or an error that ends the request.
+
+    model_failed: with an error: the model's own logits are not finite, and not only nothing could be sampled from them.
+    """
 
     token_id: int = -1
     logprobs: TokenLogprob | None = None
     error: str | None = None
+    model_failed: bool = False
 
 
 class Sampler:
@@ -57,7 +61,7 @@ class Sampler:
                 chosen[draw.row] = token_id
         logprobs = self._logprobs(raw, chosen, states, errors)
         return [
-            SampledToken(error=errors[i]) if i in errors else SampledToken(chosen[i], logprobs.get(i))
+            _failed(errors[i], raw[i]) if i in errors else SampledToken(chosen[i], logprobs.get(i))
             for i in range(len(states))
         ]
 
@@ -106,7 +110,7 @@ def _greedy_on_device(logits: torch.Tensor) -> list[SampledToken]:
     """Where nothing but the likeliest token is asked for, two numbers a row leave the device instead of all logits."""
     highest, token_ids = logits.max(dim=-1)
     return [
-        SampledToken(token_id) if np.isfinite(logit) else SampledToken(error=NOT_FINITE)
+        SampledToken(token_id) if np.isfinite(logit) else SampledToken(error=NOT_FINITE, model_failed=True)
         for token_id, logit in zip(token_ids.tolist(), highest.tolist(), strict=True)
     ]
 
@@ -115,6 +119,10 @@ def _draw(row: int, state: SamplingState) -> Draw:
     params = state.params
     u = uniform(state.seed, state.num_output_tokens)
     return Draw(row, params.temperature, state.top_k, params.top_p, params.min_p, u)
+
+
+def _failed(error: str, raw: np.ndarray) -> SampledToken:
+    return SampledToken(error=error, model_failed=not np.isfinite(raw.max()))
 
 
 def _describe(raw: np.ndarray, highest: np.float32) -> str:

@@ -62,6 +62,7 @@ class FakeRunner:
 
     Every query compares its whole context with what should stand there. `before_step` may raise, to
     break a step; `fail` says which requests get an error of their own, and whether their KV was written before.
+    kv_in_doubt: what it says of such requests; to be True where the KV was not written.
 
     max_forced: so many tokens may follow a sampled one unsampled, as long as is_forced(request, how many tokens this
     step has given it) says so. They heed neither max_tokens nor an end-of-text token.
@@ -72,6 +73,7 @@ class FakeRunner:
     before_step: Callable[[SchedulerOutput], None] | None = None
     fail: Callable[[ScheduledRequest], str | None] | None = None
     writes_before_failing: bool = True
+    kv_in_doubt: bool = True
     max_forced: int = 0
     is_forced: Callable[[Request, int], bool] = lambda request, so_far: bool((request.num_tokens + so_far) % 3)
     slots: dict[int, bytes] = field(default_factory=dict)
@@ -107,7 +109,7 @@ class FakeRunner:
     def _result(self, share: ScheduledRequest, error: str | None) -> SampledRequest:
         request = share.request
         if error is not None:
-            return SampledRequest(error=error)
+            return SampledRequest(error=error, kv_in_doubt=self.kv_in_doubt)
         end = share.start + share.num_tokens
         for position, content in enumerate(self._expected(request, end)):
             if self.slots.get(self._slot(request, position)) != content:

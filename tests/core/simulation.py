@@ -150,11 +150,13 @@ class Simulation:
                 self.engine.add(EngineCoreRequest(**{**fields, "output_token_ids": list(client.tokens)}))
 
     def _new_engine(self) -> FakeEngine:
+        writes = self.random.random() < 0.5
         engine = FakeEngine(
             **self.settings,
             before_step=self._break_step,
             fail=self._fail_request,
-            writes_before_failing=self.random.random() < 0.5,
+            writes_before_failing=writes,
+            kv_in_doubt=not writes or self.max_forced > 0,
             max_forced=self.max_forced,
         )
         engine.bus.subscribe(self._count, {BlockEvicted, RequestHeldBack, RequestPreempted, StepCompleted})

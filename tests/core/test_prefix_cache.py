@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pellucid.core import prefix_cache
 from pellucid.core.prefix_cache import block_hash, root_hash
+from pellucid.core.scheduler_output import RunnerOutput, SampledRequest, SchedulerOutput
 
 PREFIX = list(range(100, 132))  # 8 blocks of 4
 
@@ -158,6 +159,40 @@ def test_what_a_failed_request_computed_is_not_found_by_others() -> None:
     engine.add(make_request("good", PREFIX))
     engine.run()
     assert engine.last["good"].num_cached_tokens == 0
+    assert_idle(engine)
+
+
+def test_a_request_from_which_only_nothing_can_be_sampled_costs_nobody_the_prefix() -> None:
+    engine = FakeEngine(
+        fail=lambda share: "no token is left" if share.request.request_id.startswith("bad") else None, kv_in_doubt=False
+    )
+    engine.add(make_request("first", PREFIX))
+    engine.run()
+    engine.add(make_request("bad", [*PREFIX, 1]), make_request("mate", [*PREFIX, 2]))
+    engine.run()
+    assert engine.last["bad"].error == "no token is left"
+    engine.add(make_request("bad alone", PREFIX), make_request("new", [*PREFIX, 3]))
+    engine.run()
+    assert engine.last["mate"].num_cached_tokens == engine.last["new"].num_cached_tokens == 32
+    assert engine.core.stats().num_preemptions == 0
+    assert_idle(engine)
+
+
+def test_what_was_computed_after_a_failed_requests_block_is_not_found_though_only_nothing_could_be_sampled() -> None:
+    results = {"bad": SampledRequest(error="broken"), "no token": SampledRequest(error="none left", kv_in_doubt=False)}
+    engine = FakeEngine()
+    execute = engine.runner.execute
+
+    def fail_both(scheduled: SchedulerOutput) -> RunnerOutput:
+        ids = [share.request.request_id for share in scheduled.requests]
+        found = execute(scheduled).requests
+        return RunnerOutput([results.get(name, result) for name, result in zip(ids, found, strict=True)])
+
+    engine.runner.execute = fail_both  # type: ignore[method-assign]
+    engine.add(make_request("bad", [*PREFIX, 1]), make_request("no token", [*PREFIX, 5, 5, 5, 5, 2]))
+    engine.run()
+    assert {name: engine.last[name].error for name in results} == {"bad": "broken", "no token": "none left"}
+    assert engine.core.stats().num_cached_blocks == 0
     assert_idle(engine)
 
 

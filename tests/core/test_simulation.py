@@ -29,7 +29,7 @@ def test_a_seed_replays_to_the_letter() -> None:
 
 def test_the_simulations_meet_everything_they_are_meant_to_meet() -> None:
     met = Counter[str]()
-    for seed in range(110):
+    for seed in range(160):
         simulation = Simulation(seed)
         simulation.run()
         stats = simulation.engine.core.stats()

@@ -116,6 +116,7 @@ def test_logits_that_are_not_finite_end_that_request_and_leave_its_mates_bit_ide
     logits[1, 50] = poison
     first, poisoned, last = Sampler(V).sample(logits, states)
     assert "not finite" in poisoned.error
+    assert poisoned.model_failed
     assert poisoned.logprobs is None
     assert (first, last) == (healthy[0], healthy[2])
 
@@ -130,6 +131,16 @@ def test_a_nan_among_tokens_that_are_not_allowed_never_reaches_the_logprobs():
 def test_a_request_that_excludes_every_token_is_told_so():
     (sampled,) = Sampler(V).sample(random_logits(), [state(allowed_token_ids=(EOS,), min_tokens=1)])
     assert "no token is left to sample" in sampled.error
+    assert not sampled.model_failed
+
+
+def test_a_model_that_fails_is_told_beside_a_request_that_excludes_every_token():
+    request = state()
+    request.obey(None, error="the output cannot be continued by its constraint")
+    logits = random_logits()
+    assert [Sampler(V).sample(logits, [request])[0].model_failed] == [False]
+    logits[0, 9] = math.nan
+    assert [Sampler(V).sample(logits, [request])[0].model_failed] == [True]
 
 
 def test_on_a_device_greedy_rows_are_judged_alike():
