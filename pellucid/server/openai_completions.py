@@ -132,6 +132,7 @@ class _Shape:
         self._skip_special_tokens = skip_special_tokens
         self._logprobs: dict[int, CompletionLogprobs] = {}
         self._begun: set[int] = set()
+        self._prompt_logprobs: dict[int, list[TokenLogprob | None]] = {}  # by prompt
         self.is_plain = body.logprobs is None and not body.return_token_ids and not only_prompt
 
     def index(self, prompt_index: int, choice: CompletionOutput) -> int:
@@ -144,6 +145,9 @@ class _Shape:
         body, index = self._body, self.index(prompt_index, choice)
         is_first = self.begins(index)
         self._begun.add(index)
+        if output.prompt_logprobs is not None:  # with one output of the prompt; a choice may begin in a later one
+            self._prompt_logprobs[prompt_index] = output.prompt_logprobs
+        of_prompt = self._prompt_logprobs.get(prompt_index)
         text, token_ids, entries = choice.text, choice.token_ids, choice.logprobs
         if self.only_prompt:
             text, token_ids, entries = "", [], None if entries is None else []
@@ -153,7 +157,7 @@ class _Shape:
             text = self._prompt_text(prompt_index) + text
             shown_ids = [*output.prompt_token_ids, *token_ids]
             if shown is not None:
-                shown = [*(output.prompt_logprobs or [None] * len(output.prompt_token_ids)), *shown]
+                shown = [*(of_prompt or [None] * len(output.prompt_token_ids)), *shown]
         shaped: dict[str, Any] = {
             "index": index,
             "text": text,
@@ -167,8 +171,8 @@ class _Shape:
             shaped["token_ids"] = token_ids
             if is_first:
                 shaped["prompt_token_ids"] = output.prompt_token_ids
-        if body.prompt_logprobs is not None and is_first and output.prompt_logprobs is not None:
-            shaped["prompt_logprobs"] = prompt_logprobs(output.prompt_logprobs, self._texts)
+        if body.prompt_logprobs is not None and is_first and of_prompt is not None:
+            shaped["prompt_logprobs"] = prompt_logprobs(of_prompt, self._texts)
         return shaped
 
     def usage(self, generation: Generation) -> dict[str, Any]:

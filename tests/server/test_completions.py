@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from harness import RunningServer, events_of
+from harness import RunningServer, events_of, scripted_server
 
 GREEDY = {"model": "m", "temperature": 0}
 
@@ -99,6 +99,19 @@ def test_logprobs_are_the_same_streamed_and_whole(scripted: RunningServer) -> No
         for key, values in (event["choices"][0]["logprobs"] or {}).items():
             parts[key] += values
     assert parts == whole
+
+
+def test_every_choice_of_a_stream_echoes_the_prompt_with_its_logprobs() -> None:
+    """One runs at a time, so that the second begins long after the prompt's logprobs have come."""
+    asked: dict[str, Any] = {"n": 2, "echo": True, "logprobs": 1, "prompt_logprobs": 1}
+    with scripted_server(config={"max_num_seqs": 1}, script={"step_ms": 20}) as server:
+        wholes = complete(server, "say hello", **asked)["choices"]
+        events = stream(server, "say hello", **asked)[:-1]
+    for whole in wholes:
+        mine = [event["choices"][0] for event in events if event["choices"][0]["index"] == whole["index"]]
+        logprobs = [logprob for choice in mine for logprob in choice["logprobs"]["token_logprobs"]]
+        assert logprobs == whole["logprobs"]["token_logprobs"]
+        assert [choice["prompt_logprobs"] for choice in mine if "prompt_logprobs" in choice] == [whole["prompt_logprobs"]]
 
 
 def test_token_ids_on_each_choice(scripted: RunningServer) -> None:
