@@ -137,13 +137,19 @@ class EventStream(Response):
             now = loop.time()
             if self._writing_since is not None:
                 if self._write_timeout_s and now - self._writing_since > self._write_timeout_s:
-                    self._stop(task, "write_timeout")
-                    cut_off = scope["state"].get(CUT_OFF)
-                    if cut_off is not None:  # closing would wait for what the client does not read
-                        cut_off()
+                    self._cut_off(scope, task)
             elif self._ping_interval_s and now - self._last_write >= self._ping_interval_s:
-                with contextlib.suppress(Exception):
-                    await self._write(send, self._writer.ping())
+                try:  # a ping may be what blocks, and nobody else watches the time meanwhile
+                    await asyncio.wait_for(self._write(send, self._writer.ping()), self._write_timeout_s or None)
+                except TimeoutError:
+                    self._cut_off(scope, task)
+                except Exception:
+                    pass  # the client is gone, which `_watch_client` hears
+
+    def _cut_off(self, scope: Scope, task: asyncio.Task[None]) -> None:
+        self._stop(task, "write_timeout")
+        if (close := scope["state"].get(CUT_OFF)) is not None:  # closing would wait for what the client does not read
+            close()
 
     def _stop(self, task: asyncio.Task[None], why: str) -> None:
         if self._stopped_for is None:
