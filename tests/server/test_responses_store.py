@@ -18,7 +18,8 @@ from typing import Any
 import openai
 import pytest
 import sqlalchemy as sa
-from harness import RunningServer, free_port, scripted_server, wait_for
+from harness import RunningServer, events_of, free_port, scripted_server, wait_for
+from response_events import check_stream
 from test_responses import LONG, create, finished, sdk
 
 from pellucid.server.errors import ApiError
@@ -270,9 +271,12 @@ def test_a_server_whose_database_is_away_says_so_and_answers_what_needs_none(tmp
         answer = server.post("/v1/responses", model="m", input="say x")
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "response_store_unavailable")
         assert str(tmp_path) not in answer.text
-        last = list(create(sdk(server), "say x", stream=True))[-1]
-        assert last.type == "response.failed"
-        assert "can't be used" in last.response.error.message
+        body = {"model": "m", "input": "say x", "stream": True}
+        with server.client.stream("POST", "/v1/responses", json=body) as stream:
+            final = check_stream(events_of(stream))  # all that was said is ended in order, and then it has failed
+        assert final["status"] == "failed"
+        assert final["output"][0]["content"][0]["text"].lower() == "x"
+        assert "can't be used" in final["error"]["message"]
         assert create(sdk(server), "say x", background=False, store=False).output_text == "x"
         assert server.post("/v1/responses", model="m", input="say x", background=True).status_code == 503
 

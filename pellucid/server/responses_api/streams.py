@@ -28,14 +28,15 @@ class ResponseWriter:
         self._generation = generation
         self._reader = reader
         self._keep = keep
+        self._last: list[Event] = []  # not sent yet, but for the terminal one
 
     def output(self, prompt_index: int, output: RequestOutput) -> bytes:
         return self._begin() + frames(self._reader.take(output.outputs[0]))
 
     async def end(self) -> bytes:
-        events = await self._reader.end(self._generation.usage())
-        await self._keep()
-        return frames([*events, self._reader.state.terminal()])
+        self._last = await self._reader.end(self._generation.usage())
+        await self._keep()  # where that fails, `error` says the last events
+        return frames([*self._last, self._reader.state.terminal()])
 
     def ping(self) -> bytes:
         """No comment: clients of this dialect have been seen to count events only."""
@@ -43,7 +44,7 @@ class ResponseWriter:
 
     def error(self, error: ApiError) -> bytes:
         state = self._reader.state
-        return self._begin() + frames([*state.fail(error), state.terminal()])
+        return self._begin() + frames([*self._last, *state.fail(error), state.terminal()])
 
     def _begin(self) -> bytes:
         state = self._reader.state
