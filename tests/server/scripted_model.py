@@ -4,6 +4,7 @@ Run as a program it serves (`python scripted_model.py --port 0 --step-ms 5 ...`,
 process builds. The text of a prompt orders what is to happen:
   "say TEXT"  says TEXT and ends;   anything else says the alphabet, over and over, until it is stopped;
   "fail"      the request breaks in its third step.
+The template refuses a message "refuse", and after a first one "alternate" all that is not user, assistant, user, ...
 """
 
 from __future__ import annotations
@@ -34,8 +35,11 @@ VOCAB_SIZE = 258
 BLOCK_SIZE = 16
 SAY = b"say "
 TEMPLATE = (
+    "{% set alternates = messages[0].content == 'alternate' %}"
     "{% for m in messages %}"
     "{% if m.content == 'refuse' %}{{ raise_exception('no such talk') }}{% endif %}"
+    "{% if alternates and loop.index0 and (m.role == 'user') != (loop.index0 % 2 == 1) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
     "{{ m.content }}{% if not loop.last %}{{ '\\n' }}{% endif %}{% endfor %}"
 )
 

@@ -111,7 +111,7 @@ def test_every_choice_of_a_stream_echoes_the_prompt_with_its_logprobs() -> None:
         mine = [event["choices"][0] for event in events if event["choices"][0]["index"] == whole["index"]]
         logprobs = [logprob for choice in mine for logprob in choice["logprobs"]["token_logprobs"]]
         assert logprobs == whole["logprobs"]["token_logprobs"]
-        assert [choice["prompt_logprobs"] for choice in mine if "prompt_logprobs" in choice] == [whole["prompt_logprobs"]]
+        assert [c["prompt_logprobs"] for c in mine if "prompt_logprobs" in c] == [whole["prompt_logprobs"]]
 
 
 def test_token_ids_on_each_choice(scripted: RunningServer) -> None:

@@ -201,6 +201,30 @@ def test_truncation_auto_drops_turns_from_the_beginning_and_keeps_instructions(c
         create(client, [message("y" * 3000)], truncation="auto")
 
 
+@pytest.mark.parametrize("num_turns", range(2, 12))
+def test_truncation_auto_leaves_what_a_template_takes_that_wants_roles_to_alternate(
+    client: openai.OpenAI, num_turns: int
+) -> None:
+    """As Gemma's and Mistral's do."""
+    turn = [message("question " + "x" * 500), message("answer " + "y" * 400, "assistant")]
+    turns = [*turn * num_turns, message("say short")]
+    response = create(client, turns, truncation="auto", instructions="alternate", max_output_tokens=8)
+    assert response.output_text == "short"
+    each = len("\nquestion " + "x" * 500 + "\nanswer " + "y" * 400)
+    assert response.usage.input_tokens == len("alternate\nsay short") + min(num_turns, 2) * each
+
+
+def test_truncation_auto_cuts_within_a_turn_that_is_too_long_alone(client: openai.OpenAI) -> None:
+    """An agent asks once and works for long. A template that wants the question refuses that: it stays too long."""
+    asked: dict[str, Any] = {"truncation": "auto", "max_output_tokens": 8}
+    steps = [message("z" * 200, "assistant")] * 20
+    used = create(client, [message("question"), *steps], **asked, instructions="kept").usage.input_tokens
+    assert 2048 - 8 - len("\n" + "z" * 200) < used <= 2048 - 8
+    turn = [message("q" * 2000), message("z" * 200, "assistant")]
+    with pytest.raises(openai.BadRequestError, match="maximum context length"):
+        create(client, turn, **asked, instructions="alternate")
+
+
 # stored --------------------------------------------------------------------------------------------------------------
 
 

@@ -20,10 +20,11 @@ from pellucid.server.responses_api.background import Background
 from pellucid.server.responses_api.events import ResponseEvents
 from pellucid.server.responses_api.items import item_not_found
 from pellucid.server.responses_api.keeper import Keeper
-from pellucid.server.responses_api.request import Plan, check, make_plan, own_items, prepare_within
+from pellucid.server.responses_api.request import Plan, check, make_plan, own_items
 from pellucid.server.responses_api.store import ResponseStore, Retention, response_not_found
 from pellucid.server.responses_api.streams import KeptEvents, KeptEventsWriter, ResponseWriter
 from pellucid.server.responses_api.tables import default_url, parse_url
+from pellucid.server.responses_api.truncation import prepare_within
 from pellucid.server.schemas.responses import ResponsesRequest
 from pellucid.server.state import ServerState
 from pellucid.server.streaming import EventStream, collect

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from pellucid.sampling.params import SamplingParams, StructuredOutputsParams
 from pellucid.server.conversation import Conversation, JsonObject, Prepared
-from pellucid.server.errors import ApiError, context_length_exceeded, invalid
-from pellucid.server.preparation import prepare
+from pellucid.server.errors import invalid
 from pellucid.server.prompts import template_variables
 from pellucid.server.responses_api.events import OutputOptions
 from pellucid.server.responses_api.ids import new_id
@@ -137,45 +136,6 @@ def make_plan(
 def own_items(body: ResponsesRequest) -> list[JsonObject]:
     """The request's input in complete items; references still are references."""
     return [complete_item(item) for item in ([body.input] if isinstance(body.input, str) else body.input)]
-
-
-async def prepare_within(state: ServerState, plan: Plan) -> Prepared:
-    """The prompt; with truncation "auto" as much of the conversation's end as fits. Raises ApiError.
-
-    Instructions stay, whole turns go: a cut never parts a call from its result. Room is left for max_output_tokens
-    (at most half of the context), a quarter of the context where none are given.
-    """
-    conversation = plan.conversation
-    if plan.body.truncation != "auto":
-        return await prepare(state, conversation)
-    context = state.ready.max_model_len
-    wanted = plan.body.max_output_tokens
-    limit = context - (context // 4 if wanted is None else min(wanted, context // 2))
-    messages = conversation.messages
-    num_kept = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
-    cuts = [i for i in range(num_kept, len(messages)) if messages[i]["role"] != "tool"]
-    best: Prepared | None = None
-    low, high = 0, len(cuts) - 1
-    attempt = 0  # most conversations fit whole
-    while low <= high:
-        shorter = replace(conversation, messages=messages[:num_kept] + messages[cuts[attempt] :])
-        try:
-            prepared = await prepare(state, shorter)
-            num_tokens = len(prepared.prompt_token_ids)
-        except ApiError as error:
-            if error.code != "context_length_exceeded":
-                raise
-            prepared, num_tokens = None, context + 1
-        if prepared is not None and num_tokens <= limit:
-            best, high = prepared, attempt - 1
-        else:
-            low = attempt + 1
-        attempt = (low + high) // 2
-    if best is None:
-        if not cuts:
-            return await prepare(state, conversation)
-        raise context_length_exceeded(context, num_tokens, param="input")
-    return best
 
 
 def _constraint(text_format: Any) -> StructuredOutputsParams | None:
