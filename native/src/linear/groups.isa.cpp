@@ -13,11 +13,15 @@ namespace {
 constexpr int64_t kStepsPerGroup = kGroup / 4;
 constexpr int64_t kMaxTileRows = 128;  // rows of float sums kept beside one panel
 
-// A super-block ready for use. codes: `code_stride` bytes a group, [2 column halves][8 steps][64].
+// A super-block ready for use. codes: `code_stride` bytes a group, [2 column halves][8 steps][64]; widened (see integers.h),
+// they are in `wide`, [16 pairs of k][32 columns][2] a group.
 struct Unpacked {
     const uint8_t* codes;
     int64_t code_stride;
     alignas(64) uint8_t code_buffer[kGroupsPerSuper * 2 * kStepsPerGroup * 64];
+#if defined(PELLUCID_WIDENS)
+    alignas(64) int16_t wide[kGroupsPerSuper][kGroup * kPanelColumns];
+#endif
     alignas(64) float scales[kGroupsPerSuper][2][kPanelColumns];  // [group][half group, where they differ][column]
     alignas(64) float mins[kGroupsPerSuper][kPanelColumns];
 };
@@ -102,9 +106,53 @@ PELLUCID_INLINE void unpack(const std::byte* super, int groups, Unpacked& out) {
     }
 }
 
+#if defined(PELLUCID_WIDENS)
+void widen(Unpacked& weights, int groups) {
+    for (int g = 0; g < groups; ++g) {
+        const uint8_t* codes = weights.codes + g * weights.code_stride;
+        for (int half = 0; half < 2; ++half)
+            for (int64_t s = 0; s < kStepsPerGroup; ++s)
+                widen_bytes(load_bytes(codes + 64 * (kStepsPerGroup * half + s)), weights.wide[g] + 128 * s + 32 * half, 64);
+    }
+}
+#endif
+
+// A super-block's activations of R rows, as integers of 16 bits where the weights are widened.
+template <int R, bool fine, bool wide>
+struct Activations {
+    Activations(const std::byte*, const GroupedRow&, size_t, int) {}
+};
+
+#if defined(PELLUCID_WIDENS)
+template <int R, bool fine>
+struct Activations<R, fine, true> {
+    Activations(const std::byte* first, const GroupedRow& layout, size_t stride, int groups) {
+        PELLUCID_UNROLL
+        for (int r = 0; r < R; ++r) {
+            const int8_t* high = reinterpret_cast<const int8_t*>(first + r * stride);
+            for (int64_t i = 0; i < kGroup * groups; i += 16) {
+                if constexpr (fine) widen_row(high + i, high + layout.lows + i, values[r] + i);
+                else widen_row(high + i, values[r] + i);
+            }
+        }
+    }
+    // Two elements of k, the pair-th of the group.
+    PELLUCID_INLINE_MEMBER void add(Ints (&dots)[R][2], const Unpacked& weights, int group, int pair) const {
+        PELLUCID_UNROLL
+        for (int r = 0; r < R; ++r) {
+            int32_t a;
+            std::memcpy(&a, values[r] + kGroup * group + 2 * pair, sizeof a);
+            dot_pairs(dots[r], weights.wide[group] + 2 * kPanelColumns * pair, a);
+        }
+    }
+    alignas(32) int16_t values[R][kGroup * kGroupsPerSuper];
+};
+#endif
+
 // Adds one super-block's part to the sums of R rows. fine: activations of 15 bits; the products with the high halves are
 // shifted before those with the low ones are added, all in the same exact int32.
-template <GroupFormat format, bool fine>
+// wide: high and low at once, with weights that have been widened.
+template <GroupFormat format, bool fine, bool wide>
 struct GroupKernel {
     const Unpacked& weights;
     const GroupedRow& layout;
@@ -175,27 +223,36 @@ struct GroupKernel {
             total[r][1] = load(sums[first + r] + kLanes);
         }
         const uint8_t* codes = weights.codes;
-        Prefetch fetch = next.share(tile_index, tiles, groups * kStepsPerGroup * (fine ? 2 : 1));
+        const Activations<R, fine, wide> whole(x + kGroup * first_group, layout, tile.row_stride, groups);
+        Prefetch fetch = next.share(tile_index, tiles, groups * kStepsPerGroup * (fine && !wide ? 2 : 1));
         for (int g = 0; g < groups; ++g) {
             Vec scaled[R][2];
             PELLUCID_UNROLL
             for (int part = 0; part < (halved ? 2 : 1); ++part) {
+                const auto offset = [&](int r) {
+                    if constexpr (has_min) return splat_int(0);
+                    else return shift_left<traits.offset_log2>(splat_int(sum_of.template at<int32_t>(r, 4 * part)));
+                };
                 Ints dots[R][2];
                 PELLUCID_UNROLL
-                for (int r = 0; r < R; ++r) {
-                    dots[r][0] = dots[r][1] = splat_int(0);
+                for (int r = 0; r < R; ++r) dots[r][0] = dots[r][1] = fine && !wide ? splat_int(0) : offset(r);
+                if constexpr (wide) {
+                    for (int s = part * steps; s < (part + 1) * steps; ++s) {
+                        fetch.step();
+                        whole.add(dots, weights, g, 2 * s);
+                        whole.add(dots, weights, g, 2 * s + 1);
+                    }
+                } else {
+                    if constexpr (fine) {
+                        add_products<R, steps>(dots, codes, part * steps, codes_of, 0, fetch);
+                        PELLUCID_UNROLL
+                        for (int r = 0; r < R; ++r) {
+                            dots[r][0] = shift_left<7>(dots[r][0]) + offset(r);
+                            dots[r][1] = shift_left<7>(dots[r][1]) + offset(r);
+                        }
+                    }
+                    add_products<R, steps>(dots, codes, part * steps, codes_of, fine ? static_cast<int>(layout.lows) : 0, fetch);
                 }
-                if constexpr (fine) add_products<R, steps>(dots, codes, part * steps, codes_of, 0, fetch);
-                PELLUCID_UNROLL
-                for (int r = 0; r < R; ++r) {
-                    Ints offset = splat_int(0);
-                    if constexpr (!has_min)
-                        offset = shift_left<has_min ? 0 : traits.offset_log2>(
-                            splat_int(sum_of.template at<int32_t>(r, 4 * part)));
-                    dots[r][0] = (fine ? shift_left<7>(dots[r][0]) : dots[r][0]) + offset;
-                    dots[r][1] = (fine ? shift_left<7>(dots[r][1]) : dots[r][1]) + offset;
-                }
-                add_products<R, steps>(dots, codes, part * steps, codes_of, fine ? static_cast<int>(layout.lows) : 0, fetch);
                 const Vec s0 = load(weights.scales[g][part]), s1 = load(weights.scales[g][part] + kLanes);
                 PELLUCID_UNROLL
                 for (int r = 0; r < R; ++r) {
@@ -240,16 +297,27 @@ constexpr int kMaxGroupRows = 1;
 #endif
 
 template <GroupFormat format, bool fine>
+PELLUCID_INLINE void multiply_super(Unpacked& weights, const GroupedRow& layout, const Tile& tile, int64_t group, int groups,
+                                    Prefetch next, float (*sums)[kPanelColumns]) {
+#if defined(PELLUCID_WIDENS)
+    // Not worth it for a few rows where the products of bytes fit 16 bits as they are.
+    if (group_traits(format).bits > 5 || tile.num_rows > (fine ? 2 : 5)) {
+        widen(weights, groups);
+        return for_row_tiles<kRowsOfWidened>(
+            tile.num_rows, GroupKernel<format, fine, true>{weights, layout, tile, group, groups, next, sums});
+    }
+#endif
+    for_row_tiles<kMaxGroupRows>(tile.num_rows,
+                                 GroupKernel<format, fine, false>{weights, layout, tile, group, groups, next, sums});
+}
+
+template <GroupFormat format, bool fine>
 void multiply(const std::byte* panel, const GroupedRow& layout, const Tile& whole) {
     constexpr GroupLayout stream(format);
     Unpacked weights;
     alignas(64) float sums[kMaxTileRows][kPanelColumns];
     for (int64_t begin = 0; begin < whole.num_rows; begin += kMaxTileRows) {
-        Tile tile = whole;
-        tile.num_rows = whole.num_rows - begin < kMaxTileRows ? whole.num_rows - begin : kMaxTileRows;
-        tile.rows += begin * tile.row_stride;
-        tile.out += begin * tile.out_stride;
-        if (tile.residual) tile.residual += begin * tile.residual_stride;
+        const Tile tile = rows_of(whole, begin, kMaxTileRows);
         std::memset(sums, 0, sizeof sums[0] * static_cast<size_t>(tile.num_rows));
         const std::byte* super = panel;
         for (int64_t group = 0; group < layout.groups; group += kGroupsPerSuper) {
@@ -257,9 +325,8 @@ void multiply(const std::byte* panel, const GroupedRow& layout, const Tile& whol
             const int groups = static_cast<int>(rest < kGroupsPerSuper ? rest : kGroupsPerSuper);
             const int64_t num_bytes = stream.super_bytes + groups * stream.group_bytes;
             unpack<format>(super, groups, weights);
-            for_row_tiles<kMaxGroupRows>(tile.num_rows,
-                                         GroupKernel<format, fine>{weights, layout, tile, group, groups, {super + num_bytes, num_bytes}, sums});
             super += num_bytes;
+            multiply_super<format, fine>(weights, layout, tile, group, groups, {super, num_bytes}, sums);
         }
         finish_rows(tile, 0, static_cast<int>(tile.num_rows), sums[0]);
     }

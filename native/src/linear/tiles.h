@@ -41,6 +41,16 @@ inline void finish_row(const Tile& tile, int64_t row, Vec first, Vec second) {
         finish_row(tile, first + r, load(sums + r * kPanelColumns), load(sums + r * kPanelColumns + kLanes));
 }
 
+// The rows [begin, begin + at most max_rows) of a tile.
+inline Tile rows_of(const Tile& whole, int64_t begin, int64_t max_rows) {
+    Tile tile = whole;
+    tile.num_rows = whole.num_rows - begin < max_rows ? whole.num_rows - begin : max_rows;
+    tile.rows += begin * tile.row_stride;
+    tile.out += begin * tile.out_stride;
+    if (tile.residual) tile.residual += begin * tile.residual_stride;
+    return tile;
+}
+
 // Where R rows of a tile are being read: a pointer for every three rows, so that they all fit the registers.
 template <int R>
 class RowCursor {
