@@ -18,6 +18,7 @@ from pellucid.loader.resolve import resolve_model
 if TYPE_CHECKING:
     import tokenizers
 
+SHORT_TEXT = 4096  # characters; tokenising this much takes a millisecond or two
 MAX_COMPOSED = 4  # code points that Unicode normalisation may make one of
 
 
@@ -63,10 +64,14 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """add_special_tokens: put BOS (and EOS) around, as the model's makers do. A rendered chat template has its own
         already: False. Raises ValueError for a lone surrogate, which is no text."""
-        return self._backend.encode(_checked(text), add_special_tokens=add_special_tokens).ids
+        return self.encode_batch([text], add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """`encode` of each."""
         checked = [_checked(text) for text in texts]
+        if sum(map(len, checked)) <= SHORT_TEXT:
+            return [self._backend.encode(text, add_special_tokens=add_special_tokens).ids for text in checked]
+        # unlike the library's `encode`, this one lets other threads of the interpreter run
         return [found.ids for found in self._backend.encode_batch_fast(checked, add_special_tokens=add_special_tokens)]
 
     def encode_chat(self, messages: Sequence[Mapping[str, Any]], **options: Any) -> list[int]:

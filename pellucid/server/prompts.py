@@ -1,9 +1,9 @@
-"""Prompts of every dialect to token ids; long ones on a thread, so that other streams go on meanwhile."""
+"""Prompts of every dialect to token ids; where a request has much of it on a thread, so that other streams go on."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,7 +14,8 @@ from pellucid.server.errors import ApiError, context_length_exceeded, invalid, s
 from pellucid.server.schemas.chat import ChatPrompt, Message
 from pellucid.server.schemas.completions import CompletionRequest, GenerateRequest
 
-LONG_TEXT = 4096  # characters; tokenising this much takes a millisecond or two
+LONG_TEXT = 4096  # characters of a request; tokenising this much takes a millisecond or two
+CALL = 64  # a text costs as much as so many characters besides
 TEMPLATE_VARIABLES = ("enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "preserve_thinking")
 
 Result = TypeVar("Result")
@@ -55,21 +56,24 @@ async def render_chat(
         variables.setdefault("reasoning_effort", effort)
         variables.setdefault("enable_thinking", effort != "none")
     messages = conversation.messages
-    size = sum(len(text) for message in messages for text in message.values() if isinstance(text, str))
-    if conversation.truncate_to is None:
-        _refuse_hopeless(llm, size, conversation.param)
+    if conversation.truncate_to is None:  # what every template shows, before the template has any work
+        shown = sum(len(text) for message in messages for text in message.values() if isinstance(text, str))
+        _refuse_hopeless(llm, shown, conversation.param)
 
     def render() -> list[int]:
-        return llm.render_chat(
+        text = llm.tokenizer.chat_template.render(
             messages,
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
             tools=tools,
             **variables,
         )
+        if conversation.truncate_to is None:  # tools and calls are known to be shown, and how, only now
+            _refuse_hopeless(llm, len(text), conversation.param)
+        return llm.tokenizer.encode(text, add_special_tokens=False)
 
     try:
-        token_ids = await _off_the_loop(render, size)
+        token_ids = await _off_the_loop(render, _size([messages, tools]))
     except ChatTemplateError as error:
         raise invalid(str(error), param=conversation.param) from error
     return _truncate(llm, token_ids, conversation.truncate_to)
@@ -80,7 +84,7 @@ async def completion_prompts(llm: AsyncLLM, body: CompletionRequest) -> list[Pro
     if body.suffix:
         given = body.prompt
         many: list[Any] = given if isinstance(given, list) and isinstance(given[0], (str, list)) else [given]
-        return [await _fim_prompt(llm, one, body.suffix, body.add_special_tokens is not False) for one in many]
+        return await _fim_prompts(llm, many, body.suffix, body.add_special_tokens is not False)
     return await prompts_of(
         llm,
         body.prompt,
@@ -95,45 +99,55 @@ async def prompts_of(
 ) -> list[Prompt]:
     """given: one prompt or many, each as text or token ids. param: the field that errors name. Raises ApiError."""
     many: list[Any] = given if isinstance(given, list) and isinstance(given[0], (str, list)) else [given]
-    return [await _prompt(llm, prompt, param, truncate_to, add_special_tokens) for prompt in many]
-
-
-async def _fim_prompt(llm: AsyncLLM, before: str | list[int], suffix: str, add_special_tokens: bool) -> Prompt:
-    """What stands before and after the text to be filled in, as the model was trained to read them."""
-    form = llm.fill_in_the_middle
-    assert form is not None  # the route has refused the others
-    _refuse_hopeless(llm, len(suffix) + (len(before) if isinstance(before, str) else 0), "prompt")
-    after = await encode_text(llm, suffix, add_special_tokens=False)
-    bos = await encode_text(llm, "", add_special_tokens=True) if add_special_tokens else []
-    if isinstance(before, str):
-        return Prompt(form.prompt(await encode_text(llm, before, add_special_tokens=False), after, bos), before)
-    return Prompt(form.prompt(before, after, bos))
-
-
-async def generate_prompt(llm: AsyncLLM, body: GenerateRequest) -> Prompt:
-    return await _prompt(llm, body.prompt, "prompt", body.truncate_prompt_tokens, True)
-
-
-async def encode_text(llm: AsyncLLM, text: str, *, add_special_tokens: bool) -> list[int]:
-    return await _off_the_loop(lambda: llm.tokenizer.encode(text, add_special_tokens=add_special_tokens), len(text))
-
-
-async def _prompt(
-    llm: AsyncLLM, given: str | list[int], param: str, truncate_to: int | None, add_special_tokens: bool
-) -> Prompt:
-    text = given if isinstance(given, str) else None
-    if text is not None:
-        if truncate_to is None:
-            _refuse_hopeless(llm, len(text), param)
-        token_ids = await encode_text(llm, text, add_special_tokens=add_special_tokens)
+    texts = [prompt for prompt in many if isinstance(prompt, str)]
+    if truncate_to is None and texts:
+        _refuse_hopeless(llm, max(map(len, texts)), param)
+    encoded = iter(await encode_texts(llm, texts, add_special_tokens=add_special_tokens))
+    prompts = []
+    for prompt in many:
+        token_ids = next(encoded) if isinstance(prompt, str) else prompt
         if not token_ids:
             raise invalid(f"Invalid '{param}': it is empty, and this model has no token to begin a text with.",
                           code="empty_string", param=param)  # fmt: skip
-    else:
-        assert isinstance(given, list)
-        token_ids = given
-    kept = _truncate(llm, token_ids, truncate_to)
-    return Prompt(kept, text if len(kept) == len(token_ids) else None)
+        kept = _truncate(llm, token_ids, truncate_to)
+        is_whole = isinstance(prompt, str) and len(kept) == len(token_ids)
+        prompts.append(Prompt(kept, prompt if is_whole else None))
+    return prompts
+
+
+async def _fim_prompts(
+    llm: AsyncLLM, many: Sequence[str | list[int]], suffix: str, add_special_tokens: bool
+) -> list[Prompt]:
+    """What stands before and after the text to be filled in, as the model was trained to read them."""
+    form = llm.fill_in_the_middle
+    assert form is not None  # the route has refused the others
+    texts = [before for before in many if isinstance(before, str)]
+    _refuse_hopeless(llm, len(suffix) + max(map(len, texts), default=0), "prompt")
+    bos = llm.tokenizer.encode("", add_special_tokens=True) if add_special_tokens else []
+    after, *encoded = await encode_texts(llm, [suffix, *texts], add_special_tokens=False)
+    found = iter(encoded)
+    return [
+        Prompt(form.prompt(next(found), after, bos), before)
+        if isinstance(before, str)
+        else Prompt(form.prompt(before, after, bos))
+        for before in many
+    ]
+
+
+async def generate_prompt(llm: AsyncLLM, body: GenerateRequest) -> Prompt:
+    (prompt,) = await prompts_of(
+        llm, body.prompt, param="prompt", truncate_to=body.truncate_prompt_tokens, add_special_tokens=True
+    )
+    return prompt
+
+
+async def encode_text(llm: AsyncLLM, text: str, *, add_special_tokens: bool) -> list[int]:
+    return (await encode_texts(llm, [text], add_special_tokens=add_special_tokens))[0]
+
+
+async def encode_texts(llm: AsyncLLM, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+    """As one piece of work: many short texts take as long as a long one."""
+    return await _off_the_loop(lambda: llm.tokenizer.encode_batch(texts, add_special_tokens), _size(texts))
 
 
 def _truncate(llm: AsyncLLM, token_ids: list[int], truncate_to: int | None) -> list[int]:
@@ -182,7 +196,22 @@ def _as_dict(message: Message) -> dict[str, Any]:
     return values
 
 
-async def _off_the_loop(work: Callable[[], Result], num_characters: int) -> Result:
-    if num_characters <= LONG_TEXT:
+def _size(values: Any) -> int:
+    """Characters of all texts and keys in it, each with CALL; counted only until they are too many for the loop."""
+    size, pending = 0, [values]
+    while pending and size <= LONG_TEXT:
+        value = pending.pop()
+        if isinstance(value, str):
+            size += len(value)
+        elif isinstance(value, Mapping):
+            pending += [*value.keys(), *value.values()]
+        elif isinstance(value, Sequence):
+            pending += value
+        size += CALL
+    return size
+
+
+async def _off_the_loop(work: Callable[[], Result], size: int) -> Result:
+    if size <= LONG_TEXT:
         return work()
     return await asyncio.get_running_loop().run_in_executor(None, work)
