@@ -44,6 +44,7 @@ URLS = frozenset(
 )
 RETRY_S = 0.5
 MAX_LINE_BYTES = 64 << 20
+RESULT_START = b'{"id":"batch_req_'
 
 
 class BatchError(ValueError):
@@ -58,7 +59,11 @@ class BatchLine(msgspec.Struct):
 
 
 class _ResultLine(msgspec.Struct):
+    """What tells a result from a request, which has a custom_id too."""
+
+    id: str
     custom_id: str
+    response: msgspec.Raw
 
 
 def read_batch(path: Path) -> Iterator[BatchLine]:
@@ -129,6 +134,8 @@ class Results:
         with self._path.open("rb") as file:
             for raw in file:
                 if not raw.endswith(b"\n"):
+                    if not (raw.startswith(RESULT_START) or RESULT_START.startswith(raw)):
+                        raise BatchError(f"{self._path} ends with something else than a result")
                     break
                 try:
                     custom_id = msgspec.json.decode(raw, type=_ResultLine).custom_id
@@ -246,6 +253,8 @@ async def run_batch(
     Returns how many lines are done, how many of them in this run, and how many of these were refused or failed.
     Raises BatchError, and what loading raises.
     """
+    if target.exists() and os.path.samefile(source, target):
+        raise BatchError(f"{target} is the input: give another output file")
     ids = check_batch(source)
     results = Results(target, ids)
     try:

@@ -80,7 +80,7 @@ def test_a_batch_killed_in_the_middle_is_gone_on_with(tmp_path: Path) -> None:
         num_lines = target.read_bytes().count(b"\n")
         assert num_lines < 120
     with target.open("ab") as file:  # as a kill in the middle of a write would leave it
-        file.write(b'{"id": "batch_req_1", "custom_id": "id-1')
+        file.write(b'{"id":"batch_req_1","custom_id":"id-1')
     (total, num_new, _), shown = run(source, target, step_ms=1)
     assert (total, num_new) == (120, 120 - num_lines)
     assert "lines" in shown
@@ -150,11 +150,25 @@ def test_a_file_that_is_no_batch_is_refused_before_anything_is_done(tmp_path: Pa
 
 def test_the_output_of_another_batch_is_left_alone(tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
-    for kept in ('{"custom_id": "other"}\n', "my notes\n"):
+    result = '{"id":"batch_req_1","custom_id":"a","response":{}}\n'
+    other, requests = result.replace('"a"', '"other"'), json.dumps(chat("a", "say x"))
+    for kept in (other, "my notes\n", requests + "\n", requests, result + requests, "my notes"):
         target.write_text(kept)
         with pytest.raises(BatchError):
             Results(target, {"a"})
         assert target.read_text() == kept
+
+
+def test_the_input_is_never_the_output(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(json.dumps(chat("a", "say x")) + "\n" + json.dumps(chat("b", "say y")))
+    before = source.read_text()
+    (tmp_path / "link.jsonl").symlink_to(source)
+    for target in (source, tmp_path / "link.jsonl"):
+        process = start(source, target)
+        assert "give another output file" in process.communicate(timeout=100)[1]
+        assert process.returncode == 1
+        assert source.read_text() == before
 
 
 def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
