@@ -8,6 +8,7 @@ import pwd
 import shutil
 import signal
 import sqlite3
+import stat
 import subprocess
 import tempfile
 import time
@@ -251,6 +252,18 @@ async def test_a_locked_database_is_an_error_that_says_so_and_the_loop_goes_on(
     assert longest < 0.25
     lock.rollback()
     await store.insert(new_response(), [])
+    await store.close()
+
+
+async def test_what_is_stored_is_for_its_owner_alone(tmp_path: Path) -> None:
+    """All that conversations are found in, and the directories that are made for it."""
+    directory = tmp_path / "data" / "pellucid"
+    store = ResponseStore(parse_url(f"sqlite:///{directory}/r.sqlite3"), KEEP_ALL)
+    await store.insert(new_response(), [])
+    files = list(directory.iterdir())
+    assert {file.name for file in files} >= {"r.sqlite3", "r.sqlite3-wal"}
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (directory, directory.parent)} == {0o700}
     await store.close()
 
 

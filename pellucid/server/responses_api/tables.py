@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import platformdirs
@@ -84,8 +85,9 @@ def parse_url(text: str) -> sa.URL:
 def connect(url: sa.URL) -> sa.Engine:
     """An engine whose tables exist. Raises SQLAlchemyError, OSError, or ImportError without PostgreSQL's driver."""
     if url.get_backend_name() == "sqlite":
-        Path(str(url.database)).expanduser().parent.mkdir(parents=True, exist_ok=True)
-        url = url.set(database=str(Path(str(url.database)).expanduser()))
+        path = Path(str(url.database)).expanduser()
+        _make_private(path)
+        url = url.set(database=str(path))
         engine = sa.create_engine(
             url, connect_args={"timeout": LOCK_TIMEOUT_S, "check_same_thread": False}, pool_size=NUM_THREADS
         )
@@ -106,6 +108,14 @@ def connect(url: sa.URL) -> sa.Engine:
         engine.dispose()
         raise
     return engine
+
+
+def _make_private(path: Path) -> None:
+    """What users said is for the owner alone. SQLite gives its other files the mode of the first."""
+    missing = [directory for directory in (path.parent, *path.parent.parents) if not directory.exists()]
+    for directory in reversed(missing):
+        directory.mkdir(mode=0o700, exist_ok=True)
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
 def _create_tables(engine: sa.Engine) -> None:
