@@ -183,6 +183,10 @@ class RequestProcessor:
         return sum(completion.num_unread_tokens for completion in self._completions.values())
 
     @property
+    def num_output_tokens(self) -> int:
+        return sum(completion.num_tokens for completion in self._completions.values())
+
+    @property
     def error(self) -> str | None:
         """Of the first continuation that has one."""
         return next((c.error for c in self._completions.values() if c.finish_reason is FinishReason.ERROR), None)

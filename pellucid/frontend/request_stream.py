@@ -149,6 +149,16 @@ class RequestStream:
         """One per continuation, known from the start."""
         return [child.seed for child in self._request.processor.prepared.children]
 
+    @property
+    def num_output_tokens(self) -> int:
+        """Of all continuations so far, read or not."""
+        return self._request.processor.num_output_tokens
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Of the prompt, those that were in the cache."""
+        return self._request.processor.num_cached_tokens
+
     def __aiter__(self) -> RequestStream:
         return self
 

@@ -237,6 +237,9 @@ class Generation:
                     self._finish_choice(progress, choice, reason)
         if not self._is_closed:
             self._is_closed = True
+            for stream in self.streams:  # also what nobody has read: it was computed
+                self._record.num_output_tokens += stream.num_output_tokens
+                self._record.num_cached_tokens += stream.num_cached_tokens
             self._send_span()
 
     def _send_span(self) -> None:
@@ -279,8 +282,6 @@ class Generation:
                 self._finish_choice(progress, choice.index, choice.finish_reason.value)
         if output.finished:
             progress.finished = True
-            self._record.num_output_tokens += progress.num_tokens
-            self._record.num_cached_tokens += progress.num_cached_tokens
             self._times.append(output.metrics)
             self._metrics.on_finished(self.num_choices, progress.num_tokens, output.num_cached_tokens, output.metrics)
 

@@ -7,8 +7,9 @@ import stat
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from harness import scripted_server
+from harness import scripted_server, wait_for
 
 from pellucid.server.middleware.request_log import MAX_CONTENT_BYTES, Content, RequestLog
 from pellucid.server.options import OptionsError, ServerOptions, check_options
@@ -52,6 +53,38 @@ def test_a_line_for_each_request_and_words_only_on_request(tmp_path: Path, with_
     else:
         assert [secret for secret in SECRETS if secret in path.read_text()] == []
         assert "request" not in first
+
+
+def test_a_request_that_does_not_come_to_its_end_is_logged_with_what_it_cost(tmp_path: Path) -> None:
+    """A client that leaves, streaming or waiting, and one whose time is over."""
+    path = tmp_path / "requests.jsonl"
+    body = {"model": "m", "prompt": "for ever", "temperature": 0, "max_tokens": 2000}
+    with scripted_server(script={"step_ms": 20}, request_log=str(path), request_timeout_s=3) as server:
+        with server.client.stream("POST", "/v1/completions", json={**body, "stream": True}) as response:
+            next(line for line in response.iter_lines() if line.startswith("data:"))
+        wait_for(lambda: len(lines_of(path)) == 1, 20)
+        with pytest.raises(httpx.ReadTimeout):
+            server.client.post("/v1/completions", json=body, timeout=1)
+        wait_for(lambda: len(lines_of(path)) == 2, 20)
+        assert server.post("/v1/completions", **body).status_code == 504
+    streamed, whole, late = lines_of(path)
+    assert (streamed["outcome"], whole["outcome"]) == ("client_left", "client_left")
+    assert [line["finish_reasons"] for line in (streamed, whole, late)] == [["abort"], ["abort"], ["error"]]
+    assert min(line["output_tokens"] for line in (streamed, whole, late)) > 0
+    assert max(line["output_tokens"] for line in (streamed, whole, late)) < 2000
+
+
+def test_a_background_response_is_logged_when_it_has_ended(tmp_path: Path) -> None:
+    path = tmp_path / "requests.jsonl"
+    body = {"model": "m", "input": "say swordfish", "temperature": 0, "background": True}
+    with scripted_server(script={"step_ms": 20}, request_log=str(path)) as server:
+        server.post("/v1/responses", **body).raise_for_status()
+        cancelled = server.post("/v1/responses", **{**body, "input": "for ever"}).raise_for_status().json()["id"]
+        server.client.post(f"/v1/responses/{cancelled}/cancel").raise_for_status()
+        wait_for(lambda: len(lines_of(path)) == 3, 20)
+    found = {(line["route"], *line["finish_reasons"]): line["output_tokens"] for line in lines_of(path)}
+    assert found.pop(("/v1/responses", "stop")) == len("swordfish") + 1
+    assert found.keys() == {("/v1/responses", "abort"), ("/v1/responses/{response_id}/cancel",)}
 
 
 def test_what_is_too_large_is_cut_off_and_says_so(tmp_path: Path) -> None:

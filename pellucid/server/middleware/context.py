@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pellucid.observability.otel import RequestSpan, SpanExporter
 from pellucid.server.anthropic_errors import is_anthropic
 from pellucid.server.errors import ApiError, internal
-from pellucid.server.middleware.request_log import RequestLog
+from pellucid.server.middleware.request_log import Content, RequestLog
 from pellucid.server.responses import send_error
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
@@ -28,7 +28,10 @@ CLIENT_LEFT = 499  # for the log only: nobody is there to read it
 
 @dataclass
 class RequestRecord:
-    """What is known of a request when it ends. Holds no text of the client's: that goes to a log."""
+    """What is known of a request when it ends. Holds no text of the client's: that goes to a log.
+
+    on_end: called once, when the response is sent and whoever called `hold` has called `release`.
+    """
 
     request_id: str
     method: str
@@ -41,6 +44,17 @@ class RequestRecord:
     user_digest: str | None = None
     send_span: Callable[[RequestSpan], None] | None = None  # where traces are exported
     outcome: str | None = None  # where the status does not say it: client_left, write_timeout, stream_error
+    on_end: Callable[[], None] = lambda: None
+    num_holders: int = 1  # the response itself
+
+    def hold(self) -> None:
+        """The request goes on after its response: it has not ended before `release`."""
+        self.num_holders += 1
+
+    def release(self) -> None:
+        self.num_holders -= 1
+        if not self.num_holders:
+            self.on_end()
 
 
 def record_of(scope: Scope) -> RequestRecord:
@@ -78,6 +92,7 @@ class RequestContext:
         content = self.request_log.listen() if self.request_log is not None else None
         if content is not None:
             receive, send = content.of_request(receive), content.of_response(send)
+        record.on_end = partial(self._log, record, scope, content)
         id_headers = [(name, record.request_id.encode()) for name in names]
 
         async def send_with_id(message: Message) -> None:
@@ -93,11 +108,14 @@ class RequestContext:
         except Exception as error:
             await self._answer_failure(error, record, scope, send_with_id)
         finally:
-            line = _line(record, scope)
-            if self.access_log is not None:
-                print(msgspec.json.encode(line).decode(), file=self.access_log, flush=True)
-            if self.request_log is not None:
-                self.request_log.write(line, content)
+            record.release()
+
+    def _log(self, record: RequestRecord, scope: Scope, content: Content | None) -> None:
+        line = _line(record, scope)
+        if self.access_log is not None:
+            print(msgspec.json.encode(line).decode(), file=self.access_log, flush=True)
+        if self.request_log is not None:
+            self.request_log.write(line, content)
 
     async def _answer_failure(self, error: Exception, record: RequestRecord, scope: Scope, send: Send) -> None:
         if not isinstance(error, ApiError):

@@ -15,6 +15,7 @@ from typing import Any
 from pellucid.server.conversation import JsonObject
 from pellucid.server.errors import ApiError, internal
 from pellucid.server.generation import Generation
+from pellucid.server.middleware.context import RequestRecord
 from pellucid.server.responses_api import records
 from pellucid.server.responses_api.answer import AnswerReader
 from pellucid.server.responses_api.events import Event
@@ -33,9 +34,16 @@ class Background:
         keeper.on_ended_elsewhere = self._abort
 
     async def start(
-        self, generation: Generation, reader: AnswerReader, items: list[JsonObject], *, keep_events: bool
+        self,
+        generation: Generation,
+        reader: AnswerReader,
+        items: list[JsonObject],
+        record: RequestRecord,
+        *,
+        keep_events: bool,
     ) -> None:
-        """Stores the response as queued and runs it. Raises ApiError, having let go of the generation."""
+        """Stores the response as queued and runs it; the record is held until that ends. Raises ApiError, having let go
+        of the generation."""
         response = reader.state.response
         try:
             events = reader.state.begin(queued=True)
@@ -51,7 +59,8 @@ class Background:
         run = _Run(self._store, self._keeper.server_id, generation, reader, keep_events)
         task = asyncio.create_task(run())
         self._tasks[response["id"]] = task
-        task.add_done_callback(lambda _: self._forget(response["id"]))
+        record.hold()
+        task.add_done_callback(lambda _: self._forget(response["id"], record))
 
     async def cancel(self, response_id: str) -> None:
         """Ends a response that is active, here or on another server; one that has ended stays as it is."""
@@ -70,9 +79,10 @@ class Background:
         if (task := self._tasks.get(response_id)) is not None:
             task.cancel()
 
-    def _forget(self, response_id: str) -> None:
+    def _forget(self, response_id: str, record: RequestRecord) -> None:
         self._tasks.pop(response_id, None)
         self._keeper.forget(response_id)
+        record.release()
 
 
 class _Run:

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from pellucid.server.conversation import JsonObject
 from pellucid.server.errors import invalid, shorten
 from pellucid.server.generation import Generation, Submission, submit
-from pellucid.server.middleware.context import digest_of, record_of
+from pellucid.server.middleware.context import RequestRecord, digest_of, record_of
 from pellucid.server.options import ServerOptions
 from pellucid.server.responses import json_response
 from pellucid.server.responses_api import records
@@ -91,7 +91,7 @@ class Responses:
         )
         headers = _warned(plan, record.request_id)
         if body.background:
-            return await self._in_background(plan, generation, reader, headers)
+            return await self._in_background(plan, generation, reader, record, headers)
 
         async def keep() -> None:
             if keeps:
@@ -108,11 +108,16 @@ class Responses:
         return json_response(plan.response, headers=headers)
 
     async def _in_background(
-        self, plan: Plan, generation: Generation, reader: AnswerReader, headers: dict[str, str]
+        self,
+        plan: Plan,
+        generation: Generation,
+        reader: AnswerReader,
+        record: RequestRecord,
+        headers: dict[str, str],
     ) -> Response:
         store = self.kept()
         is_streamed = bool(plan.body.stream)
-        await self._background.start(generation, reader, plan.items, keep_events=is_streamed)
+        await self._background.start(generation, reader, plan.items, record, keep_events=is_streamed)
         if not is_streamed:
             return json_response({**plan.response, "output": []}, headers=headers)
         return EventStream(KeptEvents(store, plan.response["id"], -1), KeptEventsWriter(), self._state.options, headers)
