@@ -15,23 +15,22 @@ from pellucid.models.model import Model
 
 
 @dataclass(frozen=True)
-class _Sum:
-    """total: float64 [hidden], of the first num_tokens positions."""
+class _Sums:
+    """totals: float64 [hidden], by the number of first positions they are of: before and after the last chunk."""
 
     request: Request
-    num_tokens: int
-    total: np.ndarray
+    totals: dict[int, np.ndarray]
 
 
 class Pooler:
     """Keeps the sums of prompts that are computed in chunks, as long as their requests run.
 
     A sum is taken row by row from the first position on, so that its bits do not depend on where chunks begin. A step
-    that is executed again, since it failed, finds the sums as they were.
+    that is executed again finds the sums as they were: what made it fail may have come after they were added to.
     """
 
     def __init__(self) -> None:
-        self._sums: dict[str, _Sum] = {}
+        self._sums: dict[str, _Sums] = {}
 
     def __call__(
         self, model: Model, hidden: torch.Tensor, batch: ForwardBatch, shares: Sequence[ScheduledRequest]
@@ -46,34 +45,35 @@ class Pooler:
         indices = torch.tensor(rows, dtype=torch.int32, device=hidden.device)
         states = model.final_hidden(hidden, replace(batch, logits_indices=indices)).float().cpu().numpy()
         vectors: dict[int, bytes] = {}
-        sums: dict[str, _Sum] = {}
         for index, (begin, end) in spans.items():
             share = shares[index]
             if share.request.pooling == "last":
                 pooled = states[end - 1]
             else:
-                found = sums[share.request.request_id] = self._add(share, states[begin:end])
-                pooled = (found.total / found.num_tokens).astype(np.float32)
+                total = self._add(share, states[begin:end])
+                pooled = (total / (share.start + share.num_tokens)).astype(np.float32)
             if share.pools:
                 vectors[index] = pooled.astype("<f4").tobytes()
-        self._sums |= sums
         return vectors
 
     def forget(self, request_ids: Iterable[str]) -> None:
         for request_id in request_ids:
             self._sums.pop(request_id, None)
 
-    def _add(self, share: ScheduledRequest, states: np.ndarray) -> _Sum:
+    def _add(self, share: ScheduledRequest, states: np.ndarray) -> np.ndarray:
         known = self._sums.get(share.request.request_id)
         if share.start == 0:
-            total = np.zeros(states.shape[1], np.float64)
-        elif known is not None and known.request is share.request and known.num_tokens == share.start:
-            total = known.total.copy()
+            before = np.zeros(states.shape[1], np.float64)
+        elif known is not None and known.request is share.request and share.start in known.totals:
+            before = known.totals[share.start]
         else:
             raise RuntimeError(f"the hidden states of the first {share.start} tokens are not there")
+        total = before.copy()
         for row in states:  # one after another: numpy's own sums group rows by how many there are
             total += row
-        return _Sum(share.request, share.start + len(states), total)
+        totals = {share.start: before, share.start + share.num_tokens: total}
+        self._sums[share.request.request_id] = _Sums(share.request, totals)
+        return total
 
 
 def _wanted_rows(shares: Sequence[ScheduledRequest]) -> tuple[list[int], dict[int, tuple[int, int]]]:

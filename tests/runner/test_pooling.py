@@ -139,8 +139,9 @@ def test_a_step_that_is_executed_again_finds_the_sums_as_they_were() -> None:
     assert pooler(_Rows(), hidden[:2], builder.build(first), first.requests) == {}  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="broken"):
         pooler(Breaks(), hidden[2:], builder.build(second), second.requests)  # type: ignore[arg-type]
-    pooled = pooler(_Rows(), hidden[2:], builder.build(second), second.requests)  # type: ignore[arg-type]
-    assert np.frombuffer(pooled[0], "<f4").tolist() == [2.5]
+    for _ in range(2):  # broken by what came after the sums, the second time
+        pooled = pooler(_Rows(), hidden[2:], builder.build(second), second.requests)  # type: ignore[arg-type]
+        assert np.frombuffer(pooled[0], "<f4").tolist() == [2.5]
     pooler.forget(["a"])
     with pytest.raises(RuntimeError, match="first 2 tokens"):
         pooler(_Rows(), hidden[2:], builder.build(second), second.requests)  # type: ignore[arg-type]
