@@ -76,8 +76,9 @@ class EngineCore:
         time_s, begin = self.bus.now(), time.perf_counter()
         self._queue_prepared()
         self._outputs += self.scheduler.expire_deadlines()
-        scheduled = self.scheduler.schedule() if self._may_schedule() else None  # who runs, how many tokens each
+        scheduled = self.scheduler.schedule() if self._may_schedule else None  # who runs, how many tokens each
         if scheduled:
+            self._single_steps -= self._paused
             decided = time.perf_counter()
             sampled = self._execute(scheduled)  # one forward pass over the ragged batch
             computed = time.perf_counter()
@@ -135,7 +136,7 @@ class EngineCore:
     def control(self, action: ControlAction) -> None:
         """Stop scheduling, make one step, or go on. Requests arrive and leave all the same."""
         if action is ControlAction.STEP:
-            self._single_steps += self._paused
+            self._single_steps += self._paused and self._has_requests
             return
         paused, self._single_steps = action is ControlAction.PAUSE, 0
         if paused != self._paused:
@@ -145,17 +146,22 @@ class EngineCore:
 
     def has_work(self) -> bool:
         """Would step() compute or tell something?"""
-        may_run = self.scheduler.has_requests() and (not self._paused or self._single_steps > 0)
-        return self._news or may_run or bool(self._preparations)
+        return self._news or self._may_run or bool(self._preparations)
 
     def stats(self) -> SchedulerStats:
         return self.scheduler.stats()
 
+    @property
+    def _has_requests(self) -> bool:
+        return self.scheduler.has_requests() or bool(self._preparations)
+
+    @property
     def _may_schedule(self) -> bool:
-        if self._paused and self._single_steps:
-            self._single_steps -= 1
-            return True
-        return not self._paused
+        return not self._paused or self._single_steps > 0
+
+    @property
+    def _may_run(self) -> bool:
+        return self._may_schedule and self.scheduler.has_requests()
 
     def _execute(self, scheduled: SchedulerOutput) -> RunnerOutput:
         try:
@@ -203,7 +209,7 @@ class EngineCore:
         preparations = self._preparations
         if not preparations:
             return
-        if not self._news and not self.scheduler.has_requests():
+        if not self._news and not self._may_run:
             preparations.wait(IDLE_WAIT_S)
         for prepared in preparations.take_done():
             try:
@@ -226,6 +232,8 @@ class EngineCore:
         message = EngineCoreOutputs(outputs=self._outputs, stats=self.stats(), events=list(self._events))
         self._outputs, self._news = [], False
         self._events.clear()
+        if not self._has_requests:
+            self._single_steps = 0  # what finds nothing to do is not saved up for what comes later
         return message
 
 

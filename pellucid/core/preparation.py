@@ -22,9 +22,22 @@ class Prepared:
     error: str | None = None
 
 
+@dataclass
+class _Pending:
+    """since: from when on its time counts, by the monotonic clock."""
+
+    request: EngineCoreRequest
+    future: Future[object]
+    since: float
+    has_begun: bool = False
+
+
 class Preparations:
     """start: begins the work for a request on another thread; None for one that needs none. A ValueError in it is the
     request's fault.
+
+    timeout_s: for the work of one request. While it waits for others' its time does not run, unless no work begins for
+    so long: all threads are held up then.
     """
 
     def __init__(
@@ -36,7 +49,8 @@ class Preparations:
         self._start = start
         self._timeout_s = timeout_s
         self._monotonic = monotonic
-        self._pending: dict[str, tuple[EngineCoreRequest, Future[object], float]] = {}
+        self._pending: dict[str, _Pending] = {}
+        self._begun_at = monotonic()  # when work last began
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -49,21 +63,26 @@ class Preparations:
         future = self._start(request)
         if future is None:
             return False
-        self._pending[request.request_id] = (request, future, self._monotonic() + self._timeout_s)
+        self._pending[request.request_id] = _Pending(request, future, self._monotonic())
         return True
 
     def drop(self, request_ids: Sequence[str]) -> None:
         for request_id in request_ids:
             if (pending := self._pending.pop(request_id, None)) is not None:
-                pending[1].cancel()
+                pending.future.cancel()
 
     def take_done(self) -> list[Prepared]:
         """What is made, or can't be, in the order of arrival."""
         done = []
-        for request, future, deadline in list(self._pending.values()):
+        now = self._monotonic()
+        for pending in list(self._pending.values()):
+            request, future = pending.request, pending.future
+            if not pending.has_begun and (future.running() or future.done()):
+                pending.has_begun, pending.since, self._begun_at = True, now, now
+            since = pending.since if pending.has_begun else max(pending.since, self._begun_at)
             if future.done():
                 done.append(self._result(request, future))
-            elif self._monotonic() > deadline:
+            elif now > since + self._timeout_s:
                 future.cancel()
                 error = f"the constraint on the output was not compiled within {self._timeout_s:g} s"
                 done.append(Prepared(request, None, error))
@@ -74,7 +93,7 @@ class Preparations:
 
     def wait(self, timeout_s: float) -> None:
         """Until one is done, or the time is up: for when there is nothing else to do."""
-        wait([future for _, future, _ in self._pending.values()], timeout_s, FIRST_COMPLETED)
+        wait([pending.future for pending in self._pending.values()], timeout_s, FIRST_COMPLETED)
 
     @staticmethod
     def _result(request: EngineCoreRequest, future: Future[object]) -> Prepared:
