@@ -108,7 +108,7 @@ class DecisionLog:
                     request_ids=request_ids,
                     starts=[share.start for share in output.requests],
                     num_tokens=num_tokens,
-                    limited_by=["" if share.samples else "token_budget" for share in output.requests],
+                    limited_by=["" if share.samples or share.pools else "token_budget" for share in output.requests],
                 )
             )
         self._bus.publish(

@@ -119,7 +119,7 @@ class RequestFinished(msgspec.Struct, frozen=True, kw_only=True, tag="finished")
 class TokensScheduled(msgspec.Struct, frozen=True, kw_only=True, tag="tokens_scheduled"):
     """Tokens [start, start + num_tokens) of each request of the batch are computed in this step; the lists are aligned.
 
-    limited_by: "" when that reaches the request's end and a token is sampled, else "token_budget".
+    limited_by: "" when that reaches the request's end (a token is sampled or a vector made), else "token_budget".
     """
 
     step: int

@@ -120,7 +120,7 @@ class FakeRunner:
             last = min(end, request.num_prompt_tokens - 1)
             prompt_logprobs = [prompt_logprob(request.token_ids, i + 1) for i in range(share.start, last)]
         if not share.samples:
-            return SampledRequest(prompt_logprobs=prompt_logprobs)
+            return SampledRequest(prompt_logprobs=prompt_logprobs, pooled=b"\0\0\x80?" if share.pools else None)
         token_ids = [self.sample(request)]
         while len(token_ids) <= self.max_forced and self.is_forced(request, len(token_ids)):
             token_ids.append(next_token([*request.token_ids, *token_ids], request.value.cache_salt))

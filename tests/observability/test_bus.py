@@ -219,6 +219,17 @@ def test_a_snapshot_and_the_events_after_it_add_up_to_the_state_of_the_pool() ->
     assert not {type(event) for event in engine.step().events} - ALWAYS_PUBLISHED
 
 
+def test_a_vector_is_not_said_to_be_cut_short_by_the_token_budget() -> None:
+    engine = FakeEngine(max_num_batched_tokens=8)
+    engine.core.watch(detail=True)
+    engine.add(make_request("r", list(range(20)), pooling="mean"))
+    engine.run()
+    told = [event for event in engine.events if isinstance(event, events.TokensScheduled)]
+    assert [(event.num_tokens, event.limited_by) for event in told] == [
+        ([8], ["token_budget"]), ([8], ["token_budget"]), ([4], [""]),
+    ]  # fmt: skip
+
+
 def test_a_paused_scheduler_takes_requests_and_makes_single_steps() -> None:
     engine = FakeEngine()
     engine.core.control(ControlAction.STEP)  # not paused: means nothing
