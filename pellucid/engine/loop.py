@@ -24,6 +24,7 @@ from pellucid.core.messages import (
     Shutdown,
     Watch,
 )
+from pellucid.engine.wire import MessageTooLarge
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +68,8 @@ def load_builder(name: str) -> Builder:
 class EngineLoop:
     """Drains the inbox between steps, makes steps while there is work, blocks while there is none.
 
-    publish: called on the loop's thread with every step's outputs, one message a step.
+    publish: called on the loop's thread with every step's outputs, one message a step. Where it raises
+    MessageTooLarge, they go one by one, and a request whose output is too large by itself ends with an error.
     """
 
     def __init__(self, core: Core, publish: Callable[[EngineCoreOutputs], None]) -> None:
@@ -136,7 +138,24 @@ class EngineLoop:
         self.num_steps += 1
         if refused:
             outputs = msgspec.structs.replace(outputs, outputs=[*refused, *outputs.outputs])
-        self._publish(outputs)
+        try:
+            self._publish(outputs)
+        except MessageTooLarge:
+            self._publish_one_by_one(outputs)
+
+    def _publish_one_by_one(self, outputs: EngineCoreOutputs) -> None:
+        self._publish(msgspec.structs.replace(outputs, outputs=[]))
+        for output in outputs.outputs:
+            try:
+                self._publish(EngineCoreOutputs(outputs=[output], stats=outputs.stats))
+            except MessageTooLarge as error:
+                self._core.abort_requests([output.request_id])
+                refusal = EngineCoreOutput(
+                    request_id=output.request_id,
+                    finish_reason=FinishReason.ERROR,
+                    error=f"what this request asks for cannot be sent: {error}; ask for fewer prompt_logprobs",
+                )
+                self._publish(EngineCoreOutputs(outputs=[refusal], stats=outputs.stats))
 
 
 def describe_error(error: BaseException) -> str:

@@ -11,6 +11,8 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
+import msgspec
+
 from pellucid.config import EngineConfig
 from pellucid.core.messages import (
     AbortRequests,
@@ -202,6 +204,10 @@ class SubprocessEngineClient(DispatchingClient):
     def _on_ready(self, ready: EngineReady) -> None:
         self._is_taking = True
         self._crash_loop.became_ready()
+        # Requests were taken by the limits of the first life: a later one that had less memory keeps to them, or fails.
+        self._config = msgspec.structs.replace(
+            self._config, max_model_len=ready.max_model_len, num_kv_blocks=ready.num_blocks
+        )
         self._became_ready(ready)
         load_s = time.monotonic() - self._spawned_at
         self._tell([EngineStarted(time=time.time(), num_restarts=self._num_restarts, load_s=load_s)])

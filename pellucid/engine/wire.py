@@ -48,14 +48,18 @@ class WireError(Exception):
     """The other side sent something that is no frame of ours, or a message is too large to send."""
 
 
+class MessageTooLarge(WireError):
+    """Nothing of it has been sent."""
+
+
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encode_frame(message: msgspec.Struct) -> bytes:
-    """Raises WireError where the message is larger than a frame may be."""
+    """Raises MessageTooLarge where the message is larger than a frame may be."""
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:
-        raise WireError(f"a message of {len(body)} bytes is larger than a frame may be ({MAX_FRAME_BYTES} bytes)")
+        raise MessageTooLarge(f"a message of {len(body)} bytes is larger than a frame may be ({MAX_FRAME_BYTES} bytes)")
     return _HEADER.pack(len(body)) + body
 
 

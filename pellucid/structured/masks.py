@@ -4,6 +4,7 @@ where a mask leaves a single token.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -14,6 +15,8 @@ from pellucid.structured.compiler import fill_mask
 from pellucid.structured.rules import OutputRules, OutputState
 
 NUM_THREADS = 2
+
+logger = logging.getLogger(__name__)
 
 
 class RuledRow:
@@ -71,7 +74,10 @@ class StepMasks:
         self._future: Future[None] | None = None
 
     def begin(self, rows: Sequence[RuledRow]) -> None:
-        self.wait()  # of a step that failed
+        if self._future is not None:  # of a step that failed, and whose masks nobody waited for
+            future, self._future = self._future, None
+            if (error := future.exception()) is not None:  # no fault of the rows that come now
+                logger.warning("the masks of a step that failed could not be computed: %s", error)
         if not rows:
             return
         if self._thread is None:

@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pellucid.config import EngineConfig
 from pellucid.core.messages import (
     ControlAction,
@@ -23,6 +25,7 @@ from pellucid.core.messages import (
     SchedulerStats,
     TokenLogprob,
 )
+from pellucid.engine import wire
 
 BUILDER = "scripted_engine:build"
 KILLS_ENGINE = 900  # a prompt that begins with it kills the process in each step that runs it
@@ -148,7 +151,9 @@ def build(
     config: EngineConfig, on_progress: Callable[[EngineLoading], None] = lambda _: None
 ) -> tuple[ScriptedCore, EngineReady]:
     """Model names: "quick"; "slow" (20 ms a step); "bad" (an error); "dies" (always, while it loads);
-    "dies-once:FILE" (until FILE exists, which it makes); "stalls:FILE" (loads until FILE exists)."""
+    "dies-once:FILE" (until FILE exists, which it makes); "stalls:FILE" (loads until FILE exists); "small-frames"
+    (takes and sends no more than 4000 bytes in a message); "shrinks:FILE" (once FILE exists, which it makes, there is
+    less memory)."""
     on_progress(EngineLoading(stage="reading the script", fraction=0.5))
     name, _, path = config.model.partition(":")
     if name == "bad":
@@ -157,6 +162,17 @@ def build(
         if path:
             open(path, "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
+    if name == "small-frames":
+        wire.MAX_FRAME_BYTES = 4000
     while name == "stalls" and not os.path.exists(path):
         time.sleep(0.01)
-    return ScriptedCore(step_s=0.02 if name == "slow" else 0.002, max_num_seqs=config.max_num_seqs), READY
+    ready = READY
+    if name == "shrinks":
+        share = 2 if os.path.exists(path) else 1
+        open(path, "w").close()
+        ready = msgspec.structs.replace(
+            ready,
+            max_model_len=config.max_model_len or READY.max_model_len // share,
+            num_blocks=config.num_kv_blocks or READY.num_blocks // share,
+        )
+    return ScriptedCore(step_s=0.02 if name == "slow" else 0.002, max_num_seqs=config.max_num_seqs), ready

@@ -141,6 +141,17 @@ async def test_a_stopped_engine_is_unresponsive_within_a_second_and_recovers() -
         assert reader.tokens == output_of([1], 100)
 
 
+async def test_an_engine_that_comes_back_to_less_memory_keeps_the_limits_that_requests_were_taken_by(
+    tmp_path: Path,
+) -> None:
+    async with engine(f"shrinks:{tmp_path / 'less'}") as client:
+        first = await client.wait_ready()
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGKILL)
+        await until(lambda: client.ready is not first)
+        assert client.ready == first
+
+
 async def test_an_engine_that_stays_silent_is_killed_and_its_streams_go_on() -> None:
     async with engine("slow", SupervisionPolicy(hang_s=1.0)) as client:
         await client.wait_ready()
@@ -197,6 +208,21 @@ async def test_a_refused_request_hears_of_it_and_the_engine_lives_on() -> None:
         assert (await refused.end()).error == "this prompt is refused"
         await reader.end()
         assert client.pid == pid
+
+
+async def test_a_request_whose_output_is_too_large_to_send_ends_alone() -> None:
+    async with engine("small-frames") as client:
+        asks = Reader(client, list(range(1, 400)), 8, params={"prompt_logprobs": 0})
+        others = [Reader(client, [i], 40) for i in range(5)]
+        last = await asks.end()
+        assert last.finish_reason is FinishReason.ERROR
+        assert "cannot be sent" in (last.error or "")
+        assert "4000 bytes); ask for fewer prompt_logprobs" in (last.error or "")
+        for i, reader in enumerate(others):
+            await reader.end()
+            assert reader.tokens == output_of([i], 40)
+        assert client.stats.num_free_blocks == client.stats.num_blocks, "it has left the engine, too"
+        assert client._num_restarts == 0
 
 
 async def test_an_engine_that_cannot_load_fails_at_once_with_the_root_cause() -> None:

@@ -37,6 +37,20 @@ class Walk:
         return None if self.row.mask is None else allowed(self.row.mask)
 
 
+def test_the_masks_of_a_step_that_failed_are_no_fault_of_the_next_one(compiler):
+    class Broken(RuledRow):
+        def catch_up(self) -> bool:
+            raise MemoryError("no room for its mask")
+
+    walk = Walk(compiler, constrained(regex="ab"))
+    broken = Broken(walk.rules, walk.tokens, len(PROMPT))
+    walk.masks.begin([broken])  # and the forward pass failed as well, so that nobody waits
+    assert walk.step()
+    walk.masks.begin([broken])
+    with pytest.raises(MemoryError):
+        walk.masks.wait()
+
+
 @pytest.fixture
 def ids(text):
     return lambda string: tuple(text.tokenizer.encode(string, add_special_tokens=False))
