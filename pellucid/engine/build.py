@@ -206,12 +206,11 @@ def _weights(
         return iter_weights(files, model_config)
     from pellucid.frontend.tokenizer import load_tokenizer
     from pellucid.rounding.rounded import iter_rounded_weights
-    from pellucid.rounding.text import TEXT
 
     return iter_rounded_weights(
         files,
         model_config,
-        lambda: load_tokenizer(files).encode(TEXT, add_special_tokens=False),
+        lambda text: load_tokenizer(files).encode(text, add_special_tokens=False),
         on_progress=lambda fraction: progress("rounding the weights to 4 bits (once for this model)", fraction),
     )
 

