@@ -25,10 +25,6 @@ class ModelFiles:
     gguf: Path | None = None
 
     @property
-    def is_gguf(self) -> bool:
-        return self.gguf is not None
-
-    @property
     def name(self) -> str:
         """A short name for people: the file's or the directory's."""
         return self.gguf.stem if self.gguf is not None else self.directory.name

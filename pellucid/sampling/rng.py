@@ -7,8 +7,6 @@ would have drawn. Torch-free.
 
 from __future__ import annotations
 
-import secrets
-
 _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 _MULTIPLIER_0 = 0xD2511F53
@@ -17,9 +15,8 @@ _WEYL_0 = 0x9E3779B9  # the golden ratio
 _WEYL_1 = 0xBB67AE85  # sqrt(3) - 1
 _ROUNDS = 10
 
-# The third counter word says what a number is for, so that no two uses ever see the same one.
+# The third counter word says what a number is for, so that another use would never see the same one.
 _FOR_TOKENS = 0
-_FOR_CHILD_SEEDS = 1
 
 
 def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -45,23 +42,7 @@ def uniform(seed: int, index: int) -> float:
     return (_random64(seed, index, _FOR_TOKENS) >> 11) * 2.0**-53
 
 
-def child_seed(seed: int, index: int) -> int:
-    """The int64 seed of continuation `index` of n. Continuation 0 has the request's own, and so is what n=1 gives."""
-    if index == 0:
-        return seed
-    return _as_int64(_random64(seed, index, _FOR_CHILD_SEEDS))
-
-
-def draw_seed() -> int:
-    """An int64 for a request that brings none; positive, so that every client can send it back."""
-    return secrets.randbits(63)
-
-
 def _random64(seed: int, index: int, purpose: int) -> int:
     seed &= _MASK64  # two's complement
     words = philox4x32((index & _MASK32, (index >> 32) & _MASK32, purpose, 0), (seed & _MASK32, seed >> 32))
     return words[0] << 32 | words[1]
-
-
-def _as_int64(value: int) -> int:
-    return value - (1 << 64) if value >> 63 else value
