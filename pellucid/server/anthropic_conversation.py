@@ -201,17 +201,20 @@ def _tool_choice(choice: schema.ToolChoice | None, tools: Sequence[Tool]) -> Too
 
 
 def _thinking(body: schema.CountTokensRequest) -> JsonObject:
-    """In this dialect a model does not think unless it is asked to; adaptive leaves it to the model."""
+    """In this dialect a model does not think unless it is asked to; adaptive leaves it to the model. An effort is one
+    on all of the answer, and templates that know of it read it either way.
+    """
     thinking, effort = body.thinking, body.output_config and body.output_config.effort
+    effort = "xhigh" if effort == "max" else effort
     if thinking is None or thinking.type == "disabled":
-        return {"template_variables": {"enable_thinking": False}}
+        return {"template_variables": {"enable_thinking": False}, "reasoning_effort": effort}
     if thinking.type == "enabled" and thinking.budget_tokens is None:
         raise invalid("thinking.enabled.budget_tokens: Field required", code="missing_required_parameter",
                       param="thinking.budget_tokens")  # fmt: skip
     return {
         "template_variables": {"enable_thinking": True},
         "thinking_budget": thinking.budget_tokens,
-        "reasoning_effort": "xhigh" if effort == "max" else effort,
+        "reasoning_effort": effort,
     }
 
 

@@ -232,6 +232,12 @@ def test_thinking_is_off_unless_asked_for() -> None:
     assert (adaptive.template_variables, adaptive.reasoning_effort) == ({"enable_thinking": True}, "xhigh")
 
 
+@pytest.mark.parametrize("thinking", [{}, {"thinking": {"type": "disabled"}}])
+def test_an_effort_without_thinking_reaches_the_template(thinking: dict[str, Any]) -> None:
+    conversation = converse(**thinking, output_config={"effort": "low"})
+    assert (conversation.template_variables, conversation.reasoning_effort) == ({"enable_thinking": False}, "low")
+
+
 def test_an_output_format_is_a_constraint() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     constraint = converse(output_config={"format": {"type": "json_schema", "schema": schema}}).constraint
