@@ -115,6 +115,22 @@ def test_servers_on_one_database_see_and_continue_each_others_responses(
         two.responses.retrieve(second.id)
 
 
+def test_ids_with_a_nul_are_like_any_others(two_servers: tuple[RunningServer, RunningServer]) -> None:
+    """PostgreSQL takes none in a text."""
+    one, _ = two_servers
+    named = {"id": "msg_\0", "type": "message", "role": "user", "content": "say it"}
+    first = one.post("/v1/responses", model="m", input=[named], temperature=0).raise_for_status().json()
+    listed = one.client.get(f"/v1/responses/{first['id']}/input_items").json()["data"]
+    assert [item["id"] for item in listed] == ["msg_\0"]
+    again = [{"type": "item_reference", "id": "msg_\0"}]
+    assert one.post("/v1/responses", model="m", input=again, temperature=0).status_code == 200
+    refused = one.post("/v1/responses", model="m", input="say x", previous_response_id="resp_\0")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "previous_response_not_found")
+    path = "/v1/responses/resp_%00"
+    found = [one.client.get(path), one.client.delete(path), one.client.post(f"{path}/cancel")]
+    assert [response.status_code for response in found] == [404, 404, 404]
+
+
 def test_servers_that_start_together_make_the_tables_together(own_url: str) -> None:
     """Each call of a store is on a thread of its own, and here there are several stores, too."""
     stores = [ResponseStore(parse_url(own_url), KEEP_ALL) for _ in range(6)]

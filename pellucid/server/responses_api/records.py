@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 from pellucid.server.conversation import JsonObject
 from pellucid.server.responses_api.events import Event, make_event
-from pellucid.server.responses_api.tables import events, items, responses, servers
+from pellucid.server.responses_api.tables import as_stored, events, items, responses, servers
 
 ACTIVE = ("queued", "in_progress")
 MAX_CHAIN_LENGTH = 1024
@@ -259,7 +259,7 @@ def _append(connection: sa.Connection, response_id: str, new_events: Iterable[Ev
 
 
 def _index(connection: sa.Connection, response_id: str, its_items: Sequence[JsonObject]) -> None:
-    ids = {item["id"] for item in its_items if len(item["id"]) <= 128}
+    ids = {as_stored(item["id"]) for item in its_items if len(item["id"]) <= 128}
     known = connection.execute(sa.select(items.c.item_id).where(items.c.response_id == response_id)).scalars()
     if new := ids - set(known):
         connection.execute(items.insert(), [{"response_id": response_id, "item_id": item_id} for item_id in new])

@@ -16,14 +16,30 @@ TABLES_LOCK = 0x70656C6C  # who makes the tables in a PostgreSQL holds it
 
 metadata = sa.MetaData()
 
+
+def as_stored(id: str) -> str:
+    """PostgreSQL takes no NUL, which a client's ids may hold. (In JSON text it is written \\u0000.)"""
+    return id.replace("\0", "\ufffd")
+
+
+class Id(sa.types.TypeDecorator[str]):
+    """An id, compared and kept `as_stored`."""
+
+    impl = sa.String
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: sa.Dialect) -> str | None:
+        return None if value is None else as_stored(value)
+
+
 # response: the object as the API gives it; input: the request's own items. Both are JSON text.
 # used_at: seconds of time.time() of the last response that built on this one; retention goes by it.
 # owner: the server that works on it, while status is queued or in_progress. size_bytes: of input and response.
 responses = sa.Table(
     "pellucid_responses",
     metadata,
-    sa.Column("id", sa.String(64), primary_key=True),
-    sa.Column("previous_id", sa.String(64)),
+    sa.Column("id", Id(64), primary_key=True),
+    sa.Column("previous_id", Id(64)),
     sa.Column("status", sa.String(16), nullable=False, index=True),
     sa.Column("owner", sa.String(64)),
     sa.Column("background", sa.Boolean, nullable=False),
@@ -38,15 +54,15 @@ responses = sa.Table(
 items = sa.Table(
     "pellucid_response_items",
     metadata,
-    sa.Column("response_id", sa.String(64), primary_key=True),
-    sa.Column("item_id", sa.String(128), primary_key=True, index=True),
+    sa.Column("response_id", Id(64), primary_key=True),
+    sa.Column("item_id", Id(128), primary_key=True, index=True),
 )
 
 # The stream of a background response, so that it can be followed from anywhere, and again.
 events = sa.Table(
     "pellucid_response_events",
     metadata,
-    sa.Column("response_id", sa.String(64), primary_key=True),
+    sa.Column("response_id", Id(64), primary_key=True),
     sa.Column("sequence_number", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("type", sa.String(64), nullable=False),
     sa.Column("data", sa.Text, nullable=False),
