@@ -154,7 +154,7 @@ class MessageWriter:
     def ping(self) -> bytes:
         return _event({"type": "ping"})
 
-    def error(self, error: ApiError) -> bytes:
+    async def error(self, error: ApiError) -> bytes:
         return _event(anthropic_body(error, self._request_id))
 
     def _read(self, choice: CompletionOutput) -> list[Event]:

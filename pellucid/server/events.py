@@ -46,6 +46,6 @@ class ChunkWriter:
     def ping(self) -> bytes:
         return COMMENT_PING
 
-    def error(self, error: ApiError) -> bytes:
+    async def error(self, error: ApiError) -> bytes:
         """No [DONE] after it: the text is not whole, and a client must not take it so."""
         return b"data: " + error.encode() + b"\n\n"

@@ -89,7 +89,7 @@ class GenerateWriter:
     def ping(self) -> bytes:
         return COMMENT_PING
 
-    def error(self, error: ApiError) -> bytes:
+    async def error(self, error: ApiError) -> bytes:
         return b"data: " + error.encode() + b"\n\n"
 
     def _choice(self, choice: CompletionOutput) -> dict[str, Any]:

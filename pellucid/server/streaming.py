@@ -48,7 +48,7 @@ class EventWriter(Protocol):
         """What keeps a silent stream open; also the first that is sent of a stream that has not begun."""
         ...
 
-    def error(self, error: ApiError) -> bytes:
+    async def error(self, error: ApiError) -> bytes:
         """Instead of all that would follow."""
         ...
 
@@ -107,10 +107,10 @@ class EventStream(Response):
             if not self._started:
                 raise
             record.outcome = "stream_error"
-            last = self._writer.error(error)
+            last = await self._writer.error(error)
         except Exception:
             if self._started:
-                await self._write(send, self._writer.error(internal()))
+                await self._write(send, await self._writer.error(internal()))
             raise
         await self._write(send, last, more_body=False)
 

@@ -114,6 +114,15 @@ def test_a_failure_within_a_stream_is_response_failed(client: openai.OpenAI, scr
     assert scripted.post("/v1/responses", model="m", input="fail").status_code == 500
 
 
+def test_a_failed_stream_is_stored_as_it_was_said(client: openai.OpenAI) -> None:
+    """Its client has its id, and may ask for it."""
+    final = check_stream(streamed(client, "please fail"))
+    assert final["status"] == "failed"
+    assert client.responses.retrieve(final["id"]).to_dict() == final
+    with pytest.raises(openai.BadRequestError, match="has the status 'failed'"):
+        create(client, "and then?", previous_response_id=final["id"])
+
+
 def test_a_silent_stream_says_in_progress_and_no_comment(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     with scripted_server(script={"gate": str(gate)}, ping_interval_s=0.1) as server:

@@ -45,7 +45,7 @@ class Writer:
     def ping(self) -> bytes:
         return COMMENT_PING
 
-    def error(self, error: ApiError) -> bytes:
+    async def error(self, error: ApiError) -> bytes:
         return b""
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 
 from pellucid.frontend.outputs import RequestOutput
@@ -22,19 +23,21 @@ def frames(events: list[Event]) -> bytes:
 
 
 class ResponseWriter:
-    """keep: stores the finished response, before the last event says that it is finished. Raises ApiError."""
+    """keep: stores the finished or failed response, before the last event says that it is. Raises ApiError."""
 
     def __init__(self, generation: Generation, reader: AnswerReader, keep: Callable[[], Awaitable[None]]) -> None:
         self._generation = generation
         self._reader = reader
         self._keep = keep
         self._last: list[Event] = []  # not sent yet, but for the terminal one
+        self._is_to_be_kept = True
 
     def output(self, prompt_index: int, output: RequestOutput) -> bytes:
         return self._begin() + frames(self._reader.take(output.outputs[0]))
 
     async def end(self) -> bytes:
         self._last = await self._reader.end(self._generation.usage())
+        self._is_to_be_kept = False
         await self._keep()  # where that fails, `error` says the last events
         return frames([*self._last, self._reader.state.terminal()])
 
@@ -42,9 +45,14 @@ class ResponseWriter:
         """No comment: clients of this dialect have been seen to count events only."""
         return self._begin() or frames(self._reader.state.start())
 
-    def error(self, error: ApiError) -> bytes:
+    async def error(self, error: ApiError) -> bytes:
         state = self._reader.state
-        return self._begin() + frames([*self._last, *state.fail(error), state.terminal()])
+        begun = self._begin()
+        events = [*self._last, *state.fail(error)]
+        if self._is_to_be_kept:
+            with contextlib.suppress(ApiError):  # the client hears of the first failure, the store tells of its own
+                await self._keep()
+        return begun + frames([*events, state.terminal()])
 
     def _begin(self) -> bytes:
         state = self._reader.state
@@ -91,5 +99,5 @@ class KeptEventsWriter:
     def ping(self) -> bytes:
         return COMMENT_PING
 
-    def error(self, error: ApiError) -> bytes:
+    async def error(self, error: ApiError) -> bytes:
         return b"event: error\ndata: " + error.encode() + b"\n\n"
