@@ -11,6 +11,7 @@ import msgspec
 from pellucid.sampling.params import StructuredOutputsParams
 from pellucid.server.conversation import Conversation, JsonObject, Tool, ToolChoice
 from pellucid.server.errors import ApiError, invalid, shorten
+from pellucid.server.offered_tools import offered_tool
 from pellucid.server.schemas import messages as schema
 
 logger = logging.getLogger(__name__)
@@ -178,7 +179,14 @@ def _tools(given: Sequence[schema.Tool]) -> tuple[Tool, ...]:
             raise invalid(f"tools.{i}.input_schema: Field required", code="missing_required_parameter",
                           param=f"tools.{i}.input_schema")  # fmt: skip
         else:
-            tools[tool.name] = Tool(tool.name, tool.description, tool.input_schema, bool(tool.strict))
+            tools[tool.name] = offered_tool(
+                tool.name,
+                tool.description,
+                tool.input_schema,
+                strict=bool(tool.strict),
+                param=f"tools.{i}.input_schema",
+                name_param=f"tools.{i}.name",
+            )
     return tuple(tools.values())
 
 

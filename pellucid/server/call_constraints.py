@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
+
+import msgspec
 
 from pellucid.frontend.parsing.call_grammar import CallSchemaError, GrammarWriter, loosened
 from pellucid.frontend.parsing.formats import AnswerFormats
 from pellucid.frontend.tokenizer import Tokenizer
 from pellucid.frontend.tools import Tool
 from pellucid.sampling.params import StructuredOutputsParams
+from pellucid.server.constraints import refusal
 from pellucid.server.conversation import Conversation
 from pellucid.server.errors import invalid, unsupported
+from pellucid.structured.errors import ConstraintError
+from pellucid.structured.grammar import checked_schema
 
 
 def constraint_of(
@@ -47,6 +51,8 @@ def constraint_of(
         )
     except CallSchemaError as error:
         raise invalid(str(error), code="invalid_function_parameters", param="tools") from error
+    except ConstraintError as error:
+        raise refusal(error, conversation.constraint_source) from error
     return StructuredOutputsParams(grammar=grammar)
 
 
@@ -58,7 +64,7 @@ def _content_term(constraint: StructuredOutputsParams | None, special: Callable[
     if constraint.json_object:
         return writer.json({"type": "object"})
     if constraint.json is not None:
-        return writer.json(json.loads(constraint.json))
+        return writer.json(msgspec.json.decode(checked_schema(constraint.json)))
     if constraint.choice is not None:
         return " | ".join(map(writer.text, constraint.choice))
     kind = "regex" if constraint.regex is not None else "grammar"

@@ -43,12 +43,13 @@ async def check_constraint(
     try:
         await llm.check_constraint(constraint)
     except ConstraintError as error:
-        raise _refusal(error, source) from error
+        raise refusal(error, source) from error
     except RequestError as error:
         raise from_request_error(error) from error
 
 
-def _refusal(error: ConstraintError, source: str) -> ApiError:
+def refusal(error: ConstraintError, source: str) -> ApiError:
+    """source: as in `check_constraint`."""
     detail = shorten(str(error), MAX_MESSAGE)
     if source == STRUCTURED_OUTPUTS:
         param = f"{source}.{error.kind}"

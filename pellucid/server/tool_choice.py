@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pellucid.server.conversation import Tool, ToolChoice
 from pellucid.server.errors import invalid, shorten
+from pellucid.server.offered_tools import offered_tool
 from pellucid.server.schemas.chat import AllowedToolsChoice, ChatCompletionRequest, FunctionTool, NamedTool
 
 
@@ -15,16 +16,13 @@ def tools_of(given: list[FunctionTool] | None) -> tuple[Tool, ...]:
         if function.name in tools:
             raise invalid(f"Invalid 'tools': the name '{function.name}' is there twice.",
                           param=f"tools[{i}].function.name")  # fmt: skip
-        if function.parameters and function.parameters.get("type", "object") != "object":
-            got = shorten(str(function.parameters["type"]))
-            raise invalid(
-                f"Invalid schema for function '{function.name}': schema must be a JSON Schema of 'type: \"object\"', "
-                f"got 'type: \"{got}\"'.",
-                code="invalid_function_parameters",
-                param=f"tools[{i}].function.parameters",
-            )
-        tools[function.name] = Tool(
-            function.name, function.description, function.parameters, strict=function.strict is True
+        tools[function.name] = offered_tool(
+            function.name,
+            function.description,
+            function.parameters,
+            strict=function.strict is True,
+            param=f"tools[{i}].function.parameters",
+            name_param=f"tools[{i}].function.name",
         )
     return tuple(tools.values())
 

@@ -53,7 +53,7 @@ def grammar_of(constraint: StructuredOutputsParams) -> str:
     if kind == "json_object":
         return _json_grammar('{"type":"object"}')
     if kind == "json":
-        return _json_grammar(_checked_schema(constraint.json or ""))
+        return _json_grammar(checked_schema(constraint.json or ""))
     if kind == "regex":
         regex = constraint.regex or ""
         _check_size("regex", len(regex.encode()), MAX_REGEX_BYTES)
@@ -87,7 +87,8 @@ def _check_size(kind: str, num_bytes: int, limit: int) -> None:
         raise ConstraintError(kind, f"it has {num_bytes} bytes, and at most {limit} are taken")
 
 
-def _checked_schema(source: str) -> str:
+def checked_schema(source: str) -> str:
+    """The JSON text of a schema, as the compiler takes it: an object. Raises ConstraintError."""
     _check_size("json", len(source.encode()), MAX_SOURCE_BYTES)
     try:
         schema = msgspec.json.decode(source)

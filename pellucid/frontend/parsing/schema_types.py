@@ -19,7 +19,8 @@ def properties_of(tool: Tool) -> JsonObject:
     properties = tool.schema.get("properties")
     if not isinstance(properties, dict):
         return {}
-    return {name: resolved(schema, tool.schema) for name, schema in properties.items()}
+    found = {name: resolved(schema, tool.schema) for name, schema in properties.items()}
+    return {name: {} if schema is True else schema for name, schema in found.items()}
 
 
 def resolved(schema: Any, root: JsonObject) -> Any:
@@ -31,6 +32,8 @@ def resolved(schema: Any, root: JsonObject) -> Any:
         found: Any = root
         for step in reference[2:].split("/"):
             found = found.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(found, dict) else None
+        if not isinstance(found, (dict, bool)):  # it leads nowhere: a compiler says so, where there is one
+            break
         schema = found
     return schema
 
@@ -38,7 +41,9 @@ def resolved(schema: Any, root: JsonObject) -> Any:
 def is_text(schema: Any) -> bool:
     """Whether a value can be nothing but a string; also where nothing is known of it."""
     if not isinstance(schema, dict):
-        return True
+        return schema is not False
+    if "$ref" in schema:
+        return False
     kinds = schema.get("type")
     if kinds is not None:
         return kinds in ("string", ["string"])

@@ -12,6 +12,7 @@ from typing import Literal
 
 from pellucid.server.conversation import JsonObject, Tool, ToolChoice
 from pellucid.server.errors import ApiError, invalid, shorten
+from pellucid.server.offered_tools import offered_tool
 from pellucid.server.schemas.responses import (
     AllowedTools,
     AnyTool,
@@ -97,14 +98,23 @@ class Toolbox:
                 if inner.type == "custom":
                     yield self._custom(inner.name, tool.name, description, inner.format, param)
                 else:
-                    parameters = inner.parameters if isinstance(inner.parameters, dict) else None
-                    flat = self._add(ClientName("function", inner.name, tool.name), param)
-                    yield Tool(flat, f"{tool.description}\n{description}".strip(), parameters, inner.strict is True)
+                    name = ClientName("function", inner.name, tool.name)
+                    description = f"{tool.description}\n{description}".strip()
+                    yield self._offered_function(name, description, inner.parameters, inner.strict is True, param)
         elif isinstance(tool, StrictCustomTool):
             yield self._custom(tool.name, None, tool.description or "", tool.format, f"tools[{index}]")
         else:
-            flat = self._add(ClientName("function", tool.name), f"tools[{index}]")
-            yield Tool(flat, tool.description, tool.parameters, tool.strict is True)
+            name = ClientName("function", tool.name)
+            yield self._offered_function(
+                name, tool.description, tool.parameters, tool.strict is True, f"tools[{index}]"
+            )
+
+    def _offered_function(
+        self, name: ClientName, description: str | None, parameters: object, strict: bool, param: str
+    ) -> Tool:
+        flat = self._add(name, param)
+        return offered_tool(flat, description, parameters, strict=strict, param=f"{param}.parameters",
+                            name_param=f"{param}.name")  # fmt: skip
 
     def _custom(self, name: str, namespace: str | None, description: str, format: object, param: str) -> Tool:
         text: JsonObject = {"type": "string"}
@@ -118,7 +128,8 @@ class Toolbox:
                 self.warnings.append(f"the grammar of {param} is described to the model and not enforced")
             description += f"\nThe input has to match this {syntax} definition:\n{definition}"
         parameters = {"type": "object", "properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
-        return Tool(self._add(ClientName("custom", name, namespace), param), description.strip(), parameters, strict)
+        client = ClientName("custom", name, namespace)
+        return self._offered_function(client, description.strip(), parameters, strict, param)
 
     def _add(self, client: ClientName, param: str) -> str:
         key = (client.namespace, client.name)
