@@ -167,3 +167,57 @@ def test_arguments_come_as_they_are_written() -> None:
     ]
     assert [[call.arguments for call in calls] for calls in deltas] == [['{"te'], ['xt": "hel'], ["lo"], ['"}'], []]
     assert deltas[0][0].name == "mix"
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"type": ["string", "null"]}, "012", "012"),
+        ({"type": ["string", "null"]}, "12", "12"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "true", "true"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "None", None),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, '{"a": 1}', '{"a": 1}'),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, '"quoted"', "quoted"),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, '"quoted" and  more ', '"quoted" and  more '),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "null", "null"),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "12", 12),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, "1.5", "1.5"),
+        ({"anyOf": [{"type": "string"}, {"type": "number"}]}, "12", 12),
+        ({"enum": ["1", 2]}, "2", 2),
+        ({"enum": ["1", None]}, "1", "1"),
+        ({"type": "integer"}, "nothing", "nothing"),
+        ({"type": "integer"}, "[1]", [1]),
+        ({"type": "number"}, "NaN", "NaN"),
+        ({"type": "array"}, '["</parameter>"]', ["</parameter>"]),
+        ({"type": "object"}, '{"a": "two\n lines"}', {"a": "two\n lines"}),
+    ],
+)
+def test_a_value_written_bare_is_of_a_type_that_its_schema_allows(schema: object, written: str, value: object) -> None:
+    tools = [Tool("f", None, {"type": "object", "properties": {"my key": schema}})]
+    text = f"<tool_call>\n<function=f>\n<parameter=my key>\n{written}\n</parameter>\n</function>\n</tool_call>"
+    for pieces in ([text], list(text)):
+        parsed = parse(answer_parser(calls=TOOL_FORMATS["qwen3_coder"].parser(tools)), pieces)
+        assert (parsed.content, parsed.values) == ("", [("f", {"my key": value})])
+
+
+@pytest.mark.parametrize(
+    ("written", "arguments"),
+    [
+        ("from='x', class=1, user-id=None", {"from": "x", "class": 1, "user-id": None}),
+        (r'a="\/\ud83d\ude00", b=[True, "x"], c=true', {"a": "/😀", "b": [True, "x"], "c": True}),
+        ("a={'b': (1, 'x=,')}, ", {"a": {"b": [1, "x=,"]}}),
+        ("a=1j", None),
+        ("a=open('x')", None),
+        ("**a", None),
+        ("1", None),
+        (",", None),
+    ],
+)
+def test_arguments_of_python_calls_are_literals_under_any_name(written: str, arguments: object) -> None:
+    tools = [Tool("fs/read:x.y-z")]
+    text = f"[fs/read:x.y-z({written})]"
+    for pieces in ([text], list(text)):
+        parsed = parse(answer_parser(calls=TOOL_FORMATS["pythonic"].parser(tools)), pieces)
+        assert parsed.values == ([] if arguments is None else [("fs/read:x.y-z", arguments)])
+        assert parsed.content == (text if arguments is None else "")

@@ -100,11 +100,11 @@ class AnswerFormats:
         """
         assert self.tools is not None
         writer = GrammarWriter(special, self.tools.markers)
-        rules = [self.tools.call_rule(writer, tool, f"call_{i}") for i, tool in enumerate(tools)]
+        calls = [self.tools.call_term(writer, tool, f"call_{i}") for i, tool in enumerate(tools)]
         return tools_grammar(
             writer,
             self.tools.frame if content is None else self.tools.marked_frame,
-            rules,
+            calls,
             required=required,
             parallel=parallel,
             content=content,

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pellucid.frontend.parsing.answer_parser import ParseCalls
 from pellucid.frontend.parsing.call_grammar import CallFrame, GrammarWriter, arguments_one_by_one
-from pellucid.frontend.parsing.json_text import as_json_string
+from pellucid.frontend.parsing.json_text import as_json_string, copy_string, is_json
 from pellucid.frontend.parsing.schema_types import is_text
 from pellucid.frontend.parsing.stream import WHITE_SPACE, AnswerBuilder, Steps, TextInput
 from pellucid.frontend.parsing.tool_format import Call, ToolFormat
 from pellucid.frontend.tools import Tool
 
 _NAME_CHARACTERS = frozenset("_-.:/")
+_END_OF_WORD = ',:{}[]"<' + WHITE_SPACE
+_KEY = re.compile(f"[^{re.escape(_END_OF_WORD)}]+")
 
 
 @dataclass(frozen=True)
@@ -37,15 +40,15 @@ class GemmaToolFormat(ToolFormat):
     def frame(self) -> CallFrame:
         return CallFrame(call_open=self.opener, trigger=self.opener)
 
-    def call_rule(self, writer: GrammarWriter, tool: Tool, name: str) -> str:
-        def argument(key: str, schema: Any, rule: str) -> str:
+    def call_term(self, writer: GrammarWriter, tool: Tool, name: str) -> str:
+        def argument(key: str, schema: Any) -> str:
             if is_text(schema):
-                return " ".join([writer.text(f"{key}:{self.quote}"), writer.free_text(schema, self.quote, rule)])
+                return " ".join([writer.text(f"{key}:{self.quote}"), writer.free_text(schema, self.quote)])
             return " ".join([writer.text(f"{key}:"), writer.json(schema, tool.schema)])
 
-        arguments = arguments_one_by_one(writer, tool, argument, ",", name)
+        arguments = arguments_one_by_one(writer, tool, argument, ",", name, _KEY)
         head, tail = writer.text(f"call:{tool.name}{{"), writer.text("}" + self.closer)
-        return writer.rule(name, f"{head} {arguments} {tail}")
+        return f"{head} {arguments} {tail}"
 
     def calls_text(self, calls: Sequence[Call]) -> str:
         return "".join(f"{self.opener}call:{name}{self._value_text(args)}{self.closer}" for name, args in calls)
@@ -108,8 +111,8 @@ class GemmaToolFormat(ToolFormat):
                 emit(source.take(1))
                 if depth == 0:
                     return True
-            elif char == '"':
-                yield from _json_string(source, emit)
+            elif char == '"':  # JSON's own quotes, which some write all the same
+                yield from copy_string(source, emit)
             elif char in ",:":
                 emit({",": ", ", ":": ": "}[source.take(1)])
             elif char in WHITE_SPACE:
@@ -118,22 +121,10 @@ class GemmaToolFormat(ToolFormat):
                 emit((yield from _word(source)))
 
 
-def _json_string(source: TextInput, emit: Callable[[str], None]) -> Steps[None]:
-    """A string in JSON's own quotes, as some write it all the same."""
-    emit(source.take(1))
-    escaped = False
-    while char := (yield from source.peek()):
-        source.take(1)
-        emit(char if char >= " " else json.dumps(char)[1:-1])
-        if char == '"' and not escaped:
-            return
-        escaped = char == "\\" and not escaped
-
-
 def _word(source: TextInput) -> Steps[str]:
     """A bare key, a number or a constant: what is no JSON value is a string."""
     word = ""
-    while (char := (yield from source.peek())) and char not in ',:{}[]"<' + WHITE_SPACE:
+    while (char := (yield from source.peek())) and char not in _END_OF_WORD:
         word += source.take(1)
     if not word:
         word = source.take(1)
@@ -141,8 +132,4 @@ def _word(source: TextInput) -> Steps[str]:
     if (yield from source.peek()) == "":
         return ""  # cut off: what it was to be is not known
     is_key = (yield from source.peek()) == ":"
-    try:
-        json.loads(word)
-    except ValueError:
-        is_key = True
-    return json.dumps(word, ensure_ascii=False) if is_key else word
+    return word if not is_key and is_json(word) else json.dumps(word, ensure_ascii=False)

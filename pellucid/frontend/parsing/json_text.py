@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 from pellucid.frontend.parsing.stream import WHITE_SPACE, Steps, TextInput
 
@@ -85,6 +86,19 @@ def read_string(source: TextInput) -> Steps[str | None]:
         raw += char
 
 
+def copy_string(source: TextInput, emit: Callable[[str], None]) -> Steps[bool]:
+    """A string, whose quote comes next, to `emit` as it comes, fit for JSON. False where the text ends within it."""
+    emit(source.take(1))
+    escaped = False
+    while char := (yield from source.peek()):
+        source.take(1)
+        emit(char if char >= " " else json.dumps(char)[1:-1])
+        if char == '"' and not escaped:
+            return True
+        escaped = char == "\\" and not escaped
+    return False
+
+
 def read_value(source: TextInput) -> Steps[str | None]:
     """Any value as text; None where none comes."""
     char = yield from source.peek()
@@ -107,11 +121,35 @@ def as_json_string(emit: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def is_json(text: str) -> bool:
+    return kind_of_text(text) is not None
+
+
+def kind_of_text(text: str) -> str | None:
+    """The type of a JSON text; None where it is no JSON. (Python also reads NaN and Infinity.)"""
     try:
-        json.loads(text)
+        return kind_of(json.loads(text, parse_constant=_no_json))
     except (ValueError, RecursionError):
-        return False
-    return True
+        return None
+
+
+def kind_of(value: Any) -> str:
+    """What JSON schemas call the type of a value."""
+    return _KINDS[type(value)]
+
+
+_KINDS = {
+    dict: "object",
+    list: "array",
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    type(None): "null",
+}
+
+
+def _no_json(word: str) -> None:
+    raise ValueError(word)
 
 
 def object_text(text: str) -> str | None:

@@ -35,12 +35,12 @@ class MistralToolFormat(ToolFormat):
             return CallFrame(call_open=OPENER, trigger=OPENER)
         return CallFrame(f"{OPENER}[", "", ", ", "]", OPENER)
 
-    def call_rule(self, writer: GrammarWriter, tool: Tool, name: str) -> str:
+    def call_term(self, writer: GrammarWriter, tool: Tool, name: str) -> str:
         arguments = writer.json(closed(tool.schema))
         if self.names_first:
-            return writer.rule(name, f"{writer.text(tool.name + ARGS)} {arguments}")
+            return f"{writer.text(tool.name + ARGS)} {arguments}"
         head = f'{{"name": {json.dumps(tool.name)}, "arguments": '
-        return writer.rule(name, f'{writer.text(head)} {arguments} "}}"')
+        return f'{writer.text(head)} {arguments} "}}"'
 
     def calls_text(self, calls: Sequence[Call]) -> str:
         if self.names_first:

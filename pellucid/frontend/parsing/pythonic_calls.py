@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from pellucid.frontend.parsing.answer_parser import ParseCalls
 from pellucid.frontend.parsing.call_grammar import CallFrame, GrammarWriter, arguments_one_by_one
+from pellucid.frontend.parsing.json_text import is_json
 from pellucid.frontend.parsing.stream import AnswerBuilder, Steps, TextInput
 from pellucid.frontend.parsing.tool_format import Call, ToolFormat
 from pellucid.frontend.tools import Tool
@@ -17,6 +19,9 @@ _START, _END = "<|python_start|>", "<|python_end|>"
 _FENCE, _END_FENCE = "```tool_code\n", "```"
 _CLOSERS = {_START: _END, _FENCE: _END_FENCE}
 _JSON_WORDS = {"true": True, "false": False, "null": None}
+_NAME_CHARACTERS = frozenset("_-.:/")
+# as many schemas name their arguments, and not as Python would: from, class, user-id
+_KEY = re.compile(r"[^\s=,()\[\]{}'\"](?:[^\n=,()\[\]{}'\"]*[^\s=,()\[\]{}'\"])?")
 MAX_CALL_LENGTH = 1 << 20
 
 
@@ -34,13 +39,13 @@ class PythonicToolFormat(ToolFormat):
     def frame(self) -> CallFrame:
         return CallFrame("[", "", ", ", "]")
 
-    def call_rule(self, writer: GrammarWriter, tool: Tool, name: str) -> str:
-        def argument(key: str, schema: Any, rule: str) -> str:
+    def call_term(self, writer: GrammarWriter, tool: Tool, name: str) -> str:
+        def argument(key: str, schema: Any) -> str:
             return " ".join([writer.text(f"{key}="), writer.json(schema, tool.schema)])
 
-        arguments = arguments_one_by_one(writer, tool, argument, ", ", name)
+        arguments = arguments_one_by_one(writer, tool, argument, ", ", name, _KEY)
         head = writer.text(f"{tool.name}(")
-        return writer.rule(name, f'{head} {arguments} ")"')
+        return f'{head} {arguments} ")"'
 
     def calls_text(self, calls: Sequence[Call]) -> str:
         written = (f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})" for name, arguments in calls)
@@ -101,11 +106,12 @@ class PythonicCalls:
     def _call(self, source: TextInput) -> Steps[tuple[str, str] | None]:
         """Name and arguments; the text of one call is read whole before anything is said of it."""
         name = ""
-        while (char := (yield from source.peek())) and (char.isalnum() or char in "_.-"):
+        while (char := (yield from source.peek())) and (char.isalnum() or char in _NAME_CHARACTERS):
             name += source.take(1)
         if name not in self._names or char != "(":
             return None
         text = ""
+        cuts: list[int] = []  # where the arguments end
         depth, quote, escaped = 0, "", False
         while char := (yield from source.peek()):
             text += source.take(1)
@@ -119,21 +125,36 @@ class PythonicCalls:
                 depth += 1
             elif char in ")]}":
                 depth -= 1
-                if depth == 0:
-                    arguments = _arguments(text)
-                    return None if arguments is None else (name, arguments)
+            if not quote and ((char == "," and depth == 1) or depth == 0):
+                cuts.append(len(text) - 1)
+            if depth == 0:
+                arguments = _arguments([text[a + 1 : b] for a, b in zip([0, *cuts], cuts, strict=False)])
+                return None if arguments is None else (name, arguments)
             if len(text) > MAX_CALL_LENGTH:
                 return None
         return None
 
 
-def _arguments(text: str) -> str | None:
-    """ "(a=1, b='x')" as JSON; None where it is no such thing. Nothing is run: only literals are read."""
-    try:
-        call = ast.parse(f"f{text}", mode="eval").body
-        if not isinstance(call, ast.Call) or call.args:
+def _arguments(written: Sequence[str]) -> str | None:
+    """["a=1", " b='x'"] as the text of a JSON object; None where one is no such thing."""
+    if not written[-1].strip():  # nothing at all, or nothing after the last comma
+        written = written[:-1]
+    arguments: dict[str, str] = {}
+    for one in written:
+        key, _, text = one.partition("=")
+        value = _value(text.strip())
+        if value is None or _KEY.fullmatch(key.strip()) is None:
             return None
-        return json.dumps({str(item.arg): _literal(item.value) for item in call.keywords}, ensure_ascii=False)
+        arguments[key.strip()] = value
+    return "{" + ", ".join(f"{json.dumps(k, ensure_ascii=False)}: {v}" for k, v in arguments.items()) + "}"
+
+
+def _value(text: str) -> str | None:
+    """A value as JSON, which it may be already; None for anything but a literal. Nothing is run."""
+    if is_json(text):
+        return text
+    try:
+        return json.dumps(_literal(ast.parse(text, mode="eval").body), ensure_ascii=False, allow_nan=False)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
 

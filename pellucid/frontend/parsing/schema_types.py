@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from pellucid.frontend.parsing.json_text import kind_of
 from pellucid.frontend.tools import JsonObject, Tool
 
 _MAX_REFERENCES = 16
@@ -51,3 +52,17 @@ def is_text(schema: Any) -> bool:
         return all(isinstance(value, str) for value in schema.get("enum", [schema.get("const")]))
     branches = [branch for key in ("anyOf", "oneOf") for branch in schema.get(key) or ()]
     return all(map(is_text, branches))
+
+
+def allows(schema: Any, kind: str) -> bool:
+    """Whether a value of that JSON type ("integer" is a "number" too) can fit; True where nothing is known of it."""
+    if not isinstance(schema, dict):
+        return True
+    kinds = schema.get("type")
+    if kinds is not None:
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        return kind in kinds or (kind == "integer" and "number" in kinds)
+    if "const" in schema or "enum" in schema:
+        return any(kind_of(value) == kind for value in schema.get("enum", [schema.get("const")]))
+    branches = [branch for key in ("anyOf", "oneOf") for branch in schema.get(key) or ()]
+    return not branches or any(allows(branch, kind) for branch in branches)

@@ -39,8 +39,10 @@ class ToolFormat:
         """For where an answer without calls may be JSON too: with a marker that tells the two apart."""
         return self.frame
 
-    def call_rule(self, writer: GrammarWriter, tool: Tool, name: str) -> str:
-        """A rule of that name for one call, without what the frame puts around it. Raises CallSchemaError."""
+    def call_term(self, writer: GrammarWriter, tool: Tool, name: str) -> str:
+        """One call, without what the frame puts around it. name: what the rules that it needs begin with. Raises
+        CallSchemaError.
+        """
         raise NotImplementedError
 
     def instructions(self, tools: Sequence[Tool]) -> str:
@@ -86,10 +88,10 @@ class JsonToolFormat(ToolFormat):
     def marked_frame(self) -> CallFrame:
         return replace(self.frame, open=self.opener, trigger=self.opener) if self.bare else self.frame
 
-    def call_rule(self, writer: GrammarWriter, tool: Tool, name: str) -> str:
+    def call_term(self, writer: GrammarWriter, tool: Tool, name: str) -> str:
         head = f'{{"name": {json.dumps(tool.name)}, "{self.arguments_key}": '
         tail = "}" if self.is_array or self.closer is None else "}" + self.closer
-        return writer.rule(name, f"{writer.text(head)} {writer.json(closed(tool.schema))} {writer.text(tail)}")
+        return f"{writer.text(head)} {writer.json(closed(tool.schema))} {writer.text(tail)}"
 
     def calls_text(self, calls: Sequence[Call]) -> str:
         objects = [_json({"name": name, self.arguments_key: arguments}) for name, arguments in calls]
