@@ -32,6 +32,8 @@ JSON_OPTIONS: dict[str, Any] = {
     "coerce_one_of": False,
 }
 
+# a number that Python refuses to read for its length is not for that reason one the compiler would not read
+_SCHEMA_DECODER = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) < 32 else float(digits))
 _RULE = re.compile(r"^\s*[?!]?\w+(\[.*?\])?(\.-?\d+)?\s*:", re.MULTILINE)
 
 
@@ -130,11 +132,15 @@ def _check_lark(source: str) -> None:
     num_rules = len(_RULE.findall(source))
     if num_rules > MAX_RULES:
         raise ConstraintError("grammar", f"it has {num_rules} rules, and at most {MAX_RULES} are taken")
+    # Also a "%json" within a schema, or in a text, is looked at; one that no JSON follows there is a word like others,
+    # and the compiler refuses it elsewhere.
     for part in source.split("%json")[1:]:
         try:
-            schema, _ = json.JSONDecoder().raw_decode(part.lstrip())
-        except (ValueError, RecursionError) as error:
-            raise ConstraintError("grammar", f"%json is not followed by a JSON schema: {error}") from None
+            schema, _ = _SCHEMA_DECODER.raw_decode(part.lstrip())
+        except RecursionError:
+            raise ConstraintError("grammar", "the schema after %json is nested too deeply") from None
+        except ValueError:
+            continue
         _check_schema("grammar", schema)
 
 

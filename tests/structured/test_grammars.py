@@ -111,11 +111,22 @@ REFUSED = [
     ("grammar", "start: " + "(" * 20_000 + '"a"' + ")" * 20_000, "nested"),
     ("grammar", "start: a0\n" + "\n".join(f"a{i}: a{i + 1}" for i in range(5000)) + '\na5000: "x"', "rules"),
     ("grammar", 'start: %json {"type": "integer", "multipleOf": 99999989}', "multipleOf"),
-    ("grammar", "start: %json {", "JSON schema"),
+    ("grammar", 'start: %json {"type": "integer", "multipleOf": ' + "9" * 5000 + "}", "multipleOf"),
+    ("grammar", 'start: "%json" %json {"type": "integer", "multipleOf": 99999989}', "multipleOf"),
+    ("grammar", "start: %json {", "EOF"),
     ("grammar", "root ::= (", "GBNF"),
     ("grammar", "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000, "nested"),
     ("grammar", "start: a{1000}\na: b{1000}\nb: c{1000}\nc: \"x\"", "Too many items"),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", [
+    'start: %json {"type": "string", "description": "Formats as %json or text"}',
+    'start: "%json" "x"',
+    r'start: /%json [a-z]+/',
+])  # fmt: skip
+def test_a_text_may_hold_the_word_that_schemas_begin_with(compiler: GrammarCompiler, source: str) -> None:
+    compiler.compile(StructuredOutputsParams(grammar=source))
 
 
 @pytest.mark.parametrize(("kind", "source", "words"), REFUSED, ids=range(len(REFUSED)))
