@@ -457,3 +457,28 @@ def test_tools_that_openai_runs_are_left_out_with_a_warning(scripted: RunningSer
     assert "tools[0] of type web_search" in answer.headers["x-pellucid-warning"]
     wait_for(lambda: any("tools[0] of type web_search" in line for line in scripted.errors), 5)
     assert "x-pellucid-warning" not in scripted.post("/v1/responses", model="m", input="say x").headers
+
+
+def test_what_such_tools_did_and_a_choice_of_them_is_left_out_with_a_warning(scripted: RunningServer) -> None:
+    search = {
+        "type": "web_search_call",
+        "id": "ws_1",
+        "status": "completed",
+        "action": {"type": "search", "query": "q"},
+    }
+    message = {"role": "user", "content": "say x"}
+    answer = scripted.post("/v1/responses", model="m", input=[search, search, message])
+    assert answer.status_code == 200, answer.text
+    assert "input items of type web_search_call were left out of the prompt (2)" in answer.headers["x-pellucid-warning"]
+    listed = scripted.client.get(f"/v1/responses/{answer.json()['id']}/input_items").json()["data"]
+    assert [item["type"] for item in listed] == ["message"]
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}]}
+    tools = [{"type": "web_search"}, {"type": "function", "name": "f", "parameters": {}, "strict": False}]
+    request = dict(model="m", input="say x", tools=tools)
+    answer = scripted.post("/v1/responses", **request, tool_choice=allowed)
+    assert answer.status_code == 200, answer.text
+    assert "tool_choice.tools[0] of type web_search" in answer.headers["x-pellucid-warning"]
+    refused = scripted.post("/v1/responses", **request, tool_choice={**allowed, "mode": "required"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tool_choice.tools")
+    only = scripted.post("/v1/responses", model="m", input=[search])
+    assert (only.status_code, only.json()["error"]["param"]) == (400, "input")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from pellucid.server.responses_api.items import complete_item, messages_of
 from pellucid.server.responses_api.tools import Toolbox
 from pellucid.server.sampling import sampling_params
 from pellucid.server.schemas.common import SamplingFields
-from pellucid.server.schemas.responses import SHARED_SAMPLING_FIELDS, JsonSchemaFormat, ResponsesRequest
+from pellucid.server.schemas.responses import SHARED_SAMPLING_FIELDS, HostedItem, JsonSchemaFormat, ResponsesRequest
 from pellucid.server.state import ServerState
 
 LOGPROBS = "message.output_text.logprobs"
@@ -70,6 +71,9 @@ def make_plan(
 ) -> Plan:
     """history: the items of the responses before this one, the oldest first. Raises ApiError."""
     toolbox = Toolbox(body.tools)
+    given = () if isinstance(body.input, str) else body.input
+    hosted = Counter(item.type for item in given if isinstance(item, HostedItem))
+    toolbox.warnings += [f"input items of type {kind} were left out of the prompt ({n})" for kind, n in hosted.items()]
     text_format = body.text.format if body.text else None
     reasoning = body.reasoning
     summary = (reasoning.summary or reasoning.generate_summary) if reasoning else None
@@ -135,7 +139,8 @@ def make_plan(
 
 def own_items(body: ResponsesRequest) -> list[JsonObject]:
     """The request's input in complete items; references still are references."""
-    return [complete_item(item) for item in ([body.input] if isinstance(body.input, str) else body.input)]
+    given = [body.input] if isinstance(body.input, str) else body.input
+    return [complete_item(item) for item in given if not isinstance(item, HostedItem)]
 
 
 def _constraint(text_format: Any) -> StructuredOutputsParams | None:

@@ -77,10 +77,24 @@ class Toolbox:
         if isinstance(chosen, NamedToolChoice):
             return ToolChoice("required", (self._offered(chosen, "tool_choice"),))
         if isinstance(chosen, AllowedTools):
-            names = (self._offered(tool, f"tool_choice.tools[{i}]") for i, tool in enumerate(chosen.tools))
-            return ToolChoice(chosen.mode, tuple(names))
+            return self._allowed(chosen)
         message = f"Invalid value for 'tool_choice': a tool of type '{chosen.type}' is not run by this server."
         raise invalid(message, param="tool_choice.type")
+
+    def _allowed(self, chosen: AllowedTools) -> ToolChoice:
+        names: list[str] = []
+        for i, tool in enumerate(chosen.tools):
+            param = f"tool_choice.tools[{i}]"
+            if isinstance(tool, NamedToolChoice):
+                names.append(self._offered(tool, param))
+            else:
+                self.warnings.append(f"{param} of type {tool.type} is not run here and was left out")
+        if names:
+            return ToolChoice(chosen.mode, tuple(names))
+        if chosen.mode == "required":
+            raise invalid("'tool_choice' is 'required', but none of its tools is run by this server.",
+                          param="tool_choice.tools")  # fmt: skip
+        return ToolChoice("none")
 
     def _offered(self, wanted: NamedToolChoice, param: str) -> str:
         flat = self._flat_of.get((wanted.namespace, wanted.name))

@@ -102,6 +102,23 @@ class ItemReference(response_input_item.ItemReference):
     type: Literal["item_reference"] = "item_reference"
 
 
+HostedItemType = Literal[
+    "web_search_call",
+    "file_search_call",
+    "code_interpreter_call",
+    "image_generation_call",
+    "mcp_list_tools",
+    "mcp_call",
+]
+
+
+class HostedItem(StrictModel):
+    """What a tool that OpenAI runs did in an earlier turn. It is left out of the prompt, with a warning."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    type: HostedItemType
+
+
 def _item_type(value: Any) -> Any:
     """`type` may be left out of a message, and of a reference."""
     if not isinstance(value, dict):
@@ -116,7 +133,13 @@ Item = Annotated[
     | Annotated[CustomToolCall, Tag("custom_tool_call")]
     | Annotated[CustomToolCallOutput, Tag("custom_tool_call_output")]
     | Annotated[ReasoningItem, Tag("reasoning")]
-    | Annotated[ItemReference, Tag("item_reference")],
+    | Annotated[ItemReference, Tag("item_reference")]
+    | Annotated[HostedItem, Tag("web_search_call")]
+    | Annotated[HostedItem, Tag("file_search_call")]
+    | Annotated[HostedItem, Tag("code_interpreter_call")]
+    | Annotated[HostedItem, Tag("image_generation_call")]
+    | Annotated[HostedItem, Tag("mcp_list_tools")]
+    | Annotated[HostedItem, Tag("mcp_call")],
     Discriminator(_item_type),
 ]
 
@@ -168,15 +191,18 @@ class NamedToolChoice(StrictModel):
     namespace: str | None = None
 
 
-class AllowedTools(StrictModel):
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedToolChoice], Field(min_length=1, max_length=MAX_TOOLS)]
-
-
 class HostedToolChoice(StrictModel):
     model_config = ConfigDict(extra="allow", strict=True)
     type: Literal[HOSTED_TOOLS]  # type: ignore[valid-type]
+
+
+class AllowedTools(StrictModel):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[Annotated[NamedToolChoice | HostedToolChoice, Field(discriminator="type")]],
+        Field(min_length=1, max_length=MAX_TOOLS),
+    ]
 
 
 ToolChoiceField = (
