@@ -99,6 +99,12 @@ def test_schemas_that_say_little_are_taken(server: RunningServer) -> None:
             assert server.post(path, model="m", **body).status_code == 200
 
 
+def test_a_budget_for_the_reasoning_of_a_model_that_has_none_is_refused(server: RunningServer) -> None:
+    path, body = chat({}, thinking_token_budget=9)
+    error = server.post(path, model="m", **body).json()["error"]
+    assert (error["code"], error["param"]) == ("unsupported_parameter", "thinking_token_budget")
+
+
 @pytest.mark.parametrize("schema", ["not json", "[1]", '{"type": '])
 def test_a_constraint_that_is_no_json_is_refused_beside_tools_too(schema: str) -> None:
     conversation = Conversation([], tools=(Tool("f"),), constraint=StructuredOutputsParams(json=schema))
