@@ -397,7 +397,7 @@ FUNCTION = {"type": "function", "name": "f", "parameters": {}}
     [
         ({"input": []}, "empty_array", "input"),
         ({"input": [message("x") | {"role": "wizard"}]}, "invalid_value", "input[0].role"),
-        ({"input": [{"type": "web_search_call", "id": "x"}]}, "invalid_value", "input[0].type"),
+        ({"input": [{"type": "local_shell_call", "id": "x"}]}, "invalid_value", "input[0].type"),
         (
             {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
             "invalid_value",
