@@ -212,6 +212,7 @@ def _weights(
         model_config,
         lambda text: load_tokenizer(files).encode(text, add_special_tokens=False),
         on_progress=lambda fraction: progress("rounding the weights to 4 bits (once for this model)", fraction),
+        available_bytes=kv_memory.available_memory_bytes(),
     )
 
 

@@ -20,6 +20,11 @@ from pellucid.kernels.weights import LinearWeight, QuantizedTensor, WeightSource
 from pellucid.rounding.matrix import round_matrix, towards
 
 FOUR_BIT_TYPES = ("Q4_0", "Q4_1", "Q4_K")  # of GGUF
+VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
+
+# Of float32, that exist at once while a layer is rounded, measured: matrices of its size, moments of its inputs, and
+# (as wide as the widest) activations.
+MATRICES, MOMENTS, ACTIVATIONS = 7, 5, 2
 
 OnRounded = Callable[[str, QuantizedTensor], None]  # a part's name in the checkpoint, and what it has become
 
@@ -41,6 +46,23 @@ class _Unrounded(LinearWeight):
         self.num_bytes = 0
 
 
+class _Vocabulary(LinearWeight):
+    """The embedding or the head as the checkpoint has it: of the one a text wants some rows, of the other none."""
+
+    def __init__(self, matrix: WeightSource) -> None:
+        self.matrix = matrix
+        self.out_features, self.in_features = matrix.shape
+        self.num_bytes = 0
+
+    def rows(self, indices: torch.Tensor) -> torch.Tensor:
+        """float32 [len(indices), in_features]."""
+        matrix = self.matrix
+        if isinstance(matrix, QuantizedTensor):
+            data = matrix.data[indices.numpy()]
+            return QuantizedTensor(data, matrix.ggml_type, (len(data), self.in_features)).dequantize()
+        return matrix[indices].float()
+
+
 class RoundingKernels(TorchKernels):
     """on_rounded: called for each part of each layer that is to be int4. Layers whose rows are no whole number of
     groups stay as they are. For one forward pass, of a batch whose second half is its first half again.
@@ -51,6 +73,7 @@ class RoundingKernels(TorchKernels):
         self._on_rounded = on_rounded
         self._names: dict[int, str] = {}  # by the id() of a source that waits to be packed
         self.num_parts = 0  # that are to be rounded
+        self._most_work_bytes = self._rounded_bytes = self._widest = 0
 
     def named(self, weights: Iterable[tuple[str, WeightSource]]) -> Iterator[tuple[str, WeightSource]]:
         """The same, remembering names: layers are packed without them."""
@@ -61,18 +84,36 @@ class RoundingKernels(TorchKernels):
     def pack_linear(
         self, parts: Sequence[WeightSource], bias: torch.Tensor | None = None, quantization: str | None = None
     ) -> LinearWeight:
+        if self._names[id(parts[0])] in VOCABULARY:
+            return _Vocabulary(parts[0])
         if quantization != "int4" or parts[0].shape[1] % GROUP:
             return super().pack_linear(parts, bias)
         has_4_bits = all(isinstance(part, QuantizedTensor) and part.ggml_type in FOUR_BIT_TYPES for part in parts)
         if not has_4_bits:
             self.num_parts += len(parts)
+            self._count(total_rows(parts), parts[0].shape[1])
         return _Unrounded([self._names[id(part)] for part in parts], list(parts), bias, has_4_bits)
+
+    def _count(self, rows: int, columns: int) -> None:
+        self._rounded_bytes += rows * columns * 5 // 8
+        self._most_work_bytes = max(self._most_work_bytes, 4 * columns * (MATRICES * rows + MOMENTS * columns))
+        self._widest = max(self._widest, rows, columns)
+
+    def memory_bytes(self, num_tokens: int) -> int:
+        """What a pass over so many rows takes at most, roughly, once the model is loaded: all that has been rounded,
+        and what is at work at the largest layer and around it."""
+        return self._rounded_bytes + self._most_work_bytes + 4 * ACTIVATIONS * num_tokens * self._widest
 
     def allocate_kv_cache(
         self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str = "auto"
     ) -> list[KVCache]:
         """One for all layers: no layer reads what another wrote in the same pass."""
         return super().allocate_kv_cache(1, num_blocks, block_size, num_kv_heads, head_dim, dtype) * num_layers
+
+    def embedding(self, input_ids: torch.Tensor, weight: LinearWeight, scale: float = 1.0) -> torch.Tensor:
+        assert isinstance(weight, _Vocabulary)
+        wanted, places = torch.unique(input_ids.long(), return_inverse=True)
+        return super().embedding(places, TorchLinearWeight(weight.rows(wanted), None), scale)
 
     def linear(self, x: torch.Tensor, weight: LinearWeight) -> torch.Tensor:
         if not isinstance(weight, _Unrounded):
@@ -89,8 +130,7 @@ class RoundingKernels(TorchKernels):
 
     def _rounded(self, layer: _Unrounded, weight: torch.Tensor, exact_x: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         moment = x.T @ x / len(x)
-        difference = x.T @ (exact_x - x) / len(x)
-        rows = round_matrix(towards(weight, moment, difference), moment)
+        rows = round_matrix(towards(weight, moment, x.T @ (exact_x - x) / len(x)), moment)
         data, columns, first = rows.to_bytes(), weight.shape[1], 0
         for name, part in zip(layer.names, layer.parts, strict=True):
             last = first + part.shape[0]

@@ -22,7 +22,7 @@ from pellucid.loader.safetensors_reader import SafetensorsFile
 from pellucid.loader.weights import StoredWeight, iter_weights, list_weights
 from pellucid.models.config import ModelConfig
 from pellucid.models.load import load_model
-from pellucid.rounding.kernels import FOUR_BIT_TYPES, RoundingKernels
+from pellucid.rounding.kernels import FOUR_BIT_TYPES, VOCABULARY, RoundingKernels
 from pellucid.rounding.text import TEXT
 
 logger = logging.getLogger(__name__)
@@ -38,10 +38,11 @@ Encode = Callable[[str], list[int]]
 
 
 def iter_rounded_weights(
-    files: ModelFiles, config: ModelConfig, encode: Encode, on_progress: Progress
+    files: ModelFiles, config: ModelConfig, encode: Encode, on_progress: Progress, available_bytes: int | None = None
 ) -> Iterator[tuple[str, WeightSource]]:
     """As `iter_weights`, the matrices of linear layers as INT4. encode: token ids of a text, called where the result of
-    an earlier time is not there. Raises as `load_model` does.
+    an earlier time is not there. Raises as `load_model` does, and ValueError where rounding takes more memory than
+    available_bytes.
     """
     if all(weight.format in FOUR_BIT_TYPES for weight in list_weights(files, config) if _is_linear(weight)):
         yield from iter_weights(files, config)
@@ -50,7 +51,7 @@ def iter_rounded_weights(
     rounded = _read(kept)
     if rounded is None:
         begin = time.monotonic()
-        rounded = round_model(files, config, encode(TEXT), on_progress)
+        rounded = round_model(files, config, encode(TEXT), on_progress, available_bytes)
         if time.monotonic() - begin > WORTH_KEEPING_S:
             _write(kept, rounded)
     for name, source in iter_weights(files, config):
@@ -58,12 +59,16 @@ def iter_rounded_weights(
 
 
 def _is_linear(weight: StoredWeight) -> bool:
-    return len(weight.shape) == 2 and weight.name not in ("model.embed_tokens.weight", "lm_head.weight")
+    return len(weight.shape) == 2 and weight.name not in VOCABULARY
 
 
 @torch.inference_mode()
 def round_model(
-    files: ModelFiles, config: ModelConfig, token_ids: Sequence[int], on_progress: Progress
+    files: ModelFiles,
+    config: ModelConfig,
+    token_ids: Sequence[int],
+    on_progress: Progress,
+    available_bytes: int | None = None,
 ) -> dict[str, QuantizedTensor]:
     """By name in the checkpoint, every matrix that int4 is for and that is not of 4 bits already (in a GGUF file).
     token_ids: a text, of which whole windows are read.
@@ -84,6 +89,12 @@ def round_model(
     )
     if not kernels.num_parts:
         return rounded
+    needed_bytes = kernels.memory_bytes(2 * num_windows * window)
+    if available_bytes is not None and needed_bytes > available_bytes:
+        raise ValueError(
+            f"rounding the weights to 4 bits by their inputs takes some {needed_bytes / 2**30:.1f} GiB of memory, "
+            f"{available_bytes / 2**30:.1f} GiB is free (--int4-rounding nearest takes next to none)"
+        )
     batch = _twice(token_ids[: num_windows * window], window)
     model.allocate_kv_cache(batch.block_table.numel(), BLOCK)
     model.forward(batch)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import resource
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 import torch
 
@@ -21,6 +23,7 @@ from pellucid.loader.resolve import resolve_model
 from pellucid.loader.weights import iter_weights
 from pellucid.models.load import load_model
 from pellucid.rounding import rounded as rounded_module
+from pellucid.rounding.kernels import VOCABULARY, RoundingKernels
 from pellucid.rounding.rounded import WINDOW, iter_rounded_weights, round_model
 from tests.models.paged_run import PagedRequest, PagedRun
 from tests.models.tiny import FAMILIES, make_tiny_checkpoint
@@ -188,6 +191,48 @@ def test_what_a_gguf_file_has_in_4_bits_stays_as_it_is() -> None:
         name for name, _ in iter_rounded_weights(files, config, lambda _: pytest.fail("no text"), lambda fraction: None)
     ]
     assert names == [name for name, _ in iter_weights(files, config)]
+
+
+def test_a_model_whose_rounding_does_not_fit_is_refused_with_the_numbers_and_the_way_out(tmp_path: Path) -> None:
+    tiny = Tiny(make_tiny_checkpoint(tmp_path, "qwen3"))
+    with pytest.raises(ValueError, match=r"takes some 0\.\d GiB of memory, 0\.0 GiB is free \(--int4-rounding nearest"):
+        round_model(tiny.files, tiny.config, text(WINDOW, 1), lambda fraction: pytest.fail("begun"), 1 << 20)
+    assert round_model(tiny.files, tiny.config, text(WINDOW, 1), lambda fraction: None, 1 << 30)
+
+
+@pytest.mark.parametrize("shape", [(12288, 1024), (1600, 4096)], ids=["wide", "deep"])
+def test_rounding_a_layer_takes_the_memory_that_was_counted(shape: tuple[int, int]) -> None:
+    """Of a size at which what is let go of leaves the process at once."""
+    kernels, weight, x = RoundingKernels(lambda name, matrix: None), torch.rand(shape), torch.rand(512, shape[1])
+    list(kernels.named([("a.weight", weight)]))
+    layer = kernels.pack_linear([weight], None, "int4")
+    this, peak, done = psutil.Process(), 0, threading.Event()
+    before = this.memory_info().rss
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.002):
+            peak = max(peak, this.memory_info().rss - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    kernels.linear(x, layer)
+    done.set()
+    watcher.join()
+    assert 0.5 < peak / kernels.memory_bytes(len(x)) < 1.15
+
+
+@pytest.mark.parametrize("family", ["llama3", "gemma3"])  # with a head of its own, and without
+def test_of_the_vocabulary_only_the_rows_of_the_text_are_unpacked(family: str, tmp_path: Path) -> None:
+    tiny = Tiny(make_tiny_checkpoint(tmp_path, family))
+    kernels = RoundingKernels(lambda name, matrix: None)
+    for name, source in kernels.named(tiny.weights.items()):
+        if name in VOCABULARY:
+            kept = kernels.pack_linear([source], None, "int8")
+            assert kept.num_bytes == 0
+            ids = torch.tensor([7, 3, 7, 500], dtype=torch.int32)
+            whole = TorchKernels().pack_linear([source])
+            assert torch.equal(kernels.embedding(ids, kept, 1.7), TorchKernels().embedding(ids, whole, 1.7))
 
 
 def test_what_takes_a_moment_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
