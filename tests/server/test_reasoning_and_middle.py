@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from harness import RunningServer, events_of
+from response_events import check_stream
 from small_model import FIM_TOKENS, NAME, small_server
 
 ASK = [{"role": "user", "content": "How many sacks?"}]
@@ -63,6 +64,23 @@ def test_a_stream_tells_the_bounded_reasoning_apart(server: RunningServer) -> No
     deltas = [choice["delta"] for event in events for choice in event["choices"]]
     assert "".join(delta.get("reasoning_content") or "" for delta in deltas) == whole["reasoning_content"]
     assert "".join(delta.get("content") or "" for delta in deltas) == whole["content"]
+
+
+def test_the_responses_dialect_has_it_as_an_item_and_with_the_same_bound(server: RunningServer) -> None:
+    chatted = choice(server, thinking_token_budget=12, max_tokens=40, min_tokens=0)["message"]
+    body = {"model": NAME, "input": "How many sacks?", "max_output_tokens": 40, "temperature": 0}
+    body["thinking_token_budget"] = 12
+    whole = server.post("/v1/responses", **body).raise_for_status().json()
+    reasoning, message = whole["output"]
+    assert [item["type"] for item in whole["output"]] == ["reasoning", "message"]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": chatted["reasoning_content"]}]
+    assert message["content"][0]["text"] == chatted["content"]
+    assert 0 < whole["usage"]["output_tokens_details"]["reasoning_tokens"] < whole["usage"]["output_tokens"]
+    with server.client.stream("POST", "/v1/responses", json={**body, "stream": True}) as stream:
+        final = check_stream(events_of(stream))
+    assert [item["content"][0]["text"] for item in final["output"]] == [
+        item["content"][0]["text"] for item in whole["output"]
+    ]
 
 
 def test_a_constraint_begins_after_the_bounded_reasoning(server: RunningServer) -> None:

@@ -276,6 +276,9 @@ class ResponsesRequest(ClientFields):
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     chat_template_kwargs: JsonObject | None = None
+    thinking_token_budget: Annotated[int, Field(ge=0)] | None = Field(
+        None, description="Most tokens of reasoning; then it is ended and the answer begins."
+    )
 
 
 SHARED_SAMPLING_FIELDS = tuple(name for name in SamplingFields.model_fields if name in ResponsesRequest.model_fields)
