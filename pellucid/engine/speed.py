@@ -31,7 +31,7 @@ from pellucid.runner.speed_probe import (
 STEP_S = 0.8e-3  # scheduler, batch, output: what a step costs beside the model ...
 REQUEST_S = 15e-6  # ... and each request in it
 CACHE_FILE = "speed.json"
-VERSION = 2  # of what is measured; another one is measured anew
+VERSION = 3  # of what is measured; another one is measured anew
 
 
 @dataclass(frozen=True)

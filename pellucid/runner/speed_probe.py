@@ -24,11 +24,12 @@ DECODE_BATCHES = (1, 8, 32)
 SHORT_CONTEXT, LONG_CONTEXT = 64, 1024
 LONG_BATCH = 8
 CHUNK = 512
-MAX_BODY_ELEMENTS = 16 << 20  # of the layers that are measured, in all ...
+MAX_BODY_ELEMENTS = 64 << 20  # of the layers that are measured, in all ...
 MAX_LAYERS = 4  # beside the last
+CACHED_ELEMENTS = 96 << 20  # a layer of no more may still be in a cache when it is used again
 MAX_HEAD_ELEMENTS = 8 << 20  # ... and of the rows of the LM head
 _COLD_BYTES = 1 << 27  # read between two decode steps, so that the weights have left the caches
-_REPEATS = 5
+_REPEATS = 7
 _GGUF_BLOCKS = {  # elements and bytes of a block
     "q4_0": (32, 18), "q4_1": (32, 20), "q8_0": (32, 34), "q4_k": (256, 144), "q6_k": (256, 210),
 }  # fmt: skip
@@ -92,8 +93,8 @@ class _Probe:
         self.shape = shape
         elements = sum(rows * columns for parts in shape.body for _, rows, columns in parts)
         self.num_layers = max(1, min(MAX_LAYERS, MAX_BODY_ELEMENTS // elements - 1))
-        # A layer so large that it leaves no cache anything of itself: one set of weights serves for all.
-        self._shared: dict[tuple[Part, ...], Any] | None = {} if 2 * elements > MAX_BODY_ELEMENTS else None
+        # Weights so large that no cache keeps any until the next layer: one set serves for all.
+        self._shared: dict[tuple[Part, ...], Any] | None = {} if elements > CACHED_ELEMENTS else None
         [(head_format, vocab, hidden), *_] = shape.head
         self._vocab = vocab
         self._measured_vocab = min(vocab, MAX_HEAD_ELEMENTS // hidden)

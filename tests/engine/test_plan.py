@@ -151,7 +151,7 @@ def test_a_large_layer_is_packed_once_and_measured_whole(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(_Probe, "_bytes", noted)
     for most_elements, num_sets in ((1 << 24, 1 + MAX_LAYERS + 1), (1, 1)):
-        monkeypatch.setattr(speed_probe, "MAX_BODY_ELEMENTS", most_elements)
+        monkeypatch.setattr(speed_probe, "CACHED_ELEMENTS", most_elements)
         packed.clear()
         layer = predict_speed(config, weights_in_memory(files, config, None), "bf16", 1, remember=False).layer
         assert max(layer.decode_s) > 0  # of a layer so small any may be lost in the noise
