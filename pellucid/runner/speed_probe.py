@@ -115,17 +115,18 @@ class _Probe:
         short = [_decode_batch(size, SHORT_CONTEXT) for size in DECODE_BATCHES]
         base = [self._time(self._no_layer, batch, cold=True) for batch in short]
         head = [self._time(self._with_head, batch, cold=True) for batch in short]
-        decode = [self._layer_s(batch, cold=True) for batch in short]
-        long = self._layer_s(_decode_batch(LONG_BATCH, LONG_CONTEXT), cold=True)
+        decode = [self._layer_and_last_s(batch, cold=True)[0] for batch in short]
+        long, _ = self._layer_and_last_s(_decode_batch(LONG_BATCH, LONG_CONTEXT), cold=True)
         decode_s = decode[DECODE_BATCHES.index(LONG_BATCH)]
-        first, second = self._layer_s(_chunk(0)), self._layer_s(_chunk(CHUNK))
+        first, last = self._layer_and_last_s(_chunk(0))
+        second, _ = self._layer_and_last_s(_chunk(CHUNK))
         form = "int8" if shape.quantization or shape.qkv[0][0] not in ("bf16", "f32") else shape.qkv[0][0]
         pool, isa = self.executor.pool, self.executor.isa
         return LayerSpeed(
             decode_s=decode,
             key_s=max(long - decode_s, 0.0) / (LONG_BATCH * (LONG_CONTEXT - SHORT_CONTEXT)),
             prefill_s=first,
-            last_prefill_s=max(self._time(self._last_layer, _chunk(0)) - base[0], 0.0),
+            last_prefill_s=max(last - base[0], 0.0),
             pair_s=max(second - first, 0.0) / CHUNK**2,
             head_s=[self._whole_head_s(base_s, head_s) for base_s, head_s in zip(base, head, strict=True)],
             bandwidth=max(self.native.read_bandwidth(1 << 28, isa, pool) for _ in range(2)),
@@ -136,9 +137,13 @@ class _Probe:
         per_row = max(measured_s - small_s, 0.0) / (self._measured_vocab - self._small_vocab)
         return small_s + per_row * (self._vocab - self._small_vocab)
 
-    def _layer_s(self, batch: Sequence[np.ndarray], cold: bool = False) -> float:
+    def _layer_and_last_s(self, batch: Sequence[np.ndarray], cold: bool = False) -> tuple[float, float]:
+        """Seconds of a layer, and of the tape of the last one alone. A layer that is lost in the noise counts as its
+        share of all that was measured: it takes some time.
+        """
         several, one = (self._time(tape, batch, cold) for tape in (self._all_layers, self._last_layer))
-        return max(several - one, 0.0) / self.num_layers
+        layer = (several - one) / self.num_layers if several > one else several / (self.num_layers + 1)
+        return layer, one
 
     def _time(self, tape: Any, batch: Sequence[np.ndarray], cold: bool = False) -> float:
         step = self.native.StepBatch(*batch, BLOCK_SIZE)

@@ -125,7 +125,6 @@ def test_a_speed_is_measured_once_a_machine(tmp_path: Path, monkeypatch: pytest.
     assert predict_speed(config, weights_in_memory(files, config, None), "bf16", 1).layer == SPEED
 
 
-@needs_native
 def test_a_measurement_can_be_read_by_others_and_leaves_nothing_where_it_cannot_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +137,7 @@ def test_a_measurement_can_be_read_by_others_and_leaves_nothing_where_it_cannot_
     assert {found.name for found in tmp_path.iterdir()} == {"speed.json", "other"}
 
 
+@needs_native
 def test_a_large_layer_is_packed_once_and_measured_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_tiny_checkpoint(tmp_path, "qwen3")
     files = resolve_model(str(tmp_path))
@@ -154,7 +154,7 @@ def test_a_large_layer_is_packed_once_and_measured_whole(tmp_path: Path, monkeyp
         monkeypatch.setattr(speed_probe, "CACHED_ELEMENTS", most_elements)
         packed.clear()
         layer = predict_speed(config, weights_in_memory(files, config, None), "bf16", 1, remember=False).layer
-        assert max(layer.decode_s) > 0  # of a layer so small any may be lost in the noise
+        assert min(layer.decode_s) > 0
         assert len(packed) == num_sets * 7 + 2  # seven matrices a layer, two sizes of the head
 
 
