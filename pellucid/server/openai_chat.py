@@ -15,13 +15,13 @@ from pellucid.frontend.answer import AnswerDelta
 from pellucid.frontend.outputs import CompletionOutput, RequestOutput
 from pellucid.server.constraints import constraint_of
 from pellucid.server.conversation import Prepared
-from pellucid.server.errors import invalid, unsupported
+from pellucid.server.errors import invalid
 from pellucid.server.events import ChunkWriter, encode
 from pellucid.server.generation import Generation, Submission, submit
 from pellucid.server.logprobs import TokenTexts, chat_logprobs, prompt_logprobs
 from pellucid.server.middleware.context import digest_of, record_of
 from pellucid.server.openai_answer import ChatAnswer, chunk_deltas
-from pellucid.server.preparation import prepare
+from pellucid.server.preparation import check_thinking_budget, prepare
 from pellucid.server.prompts import conversation_of
 from pellucid.server.responses import json_response
 from pellucid.server.routing import add_post
@@ -46,7 +46,8 @@ def add_routes(app: FastAPI) -> None:
 
 async def create_chat_completion(state: ServerState, request: Request, body: ChatCompletionRequest) -> Response:
     state.check_model(body.model)
-    _check(body, reasons=state.formats.reasoning is not None)
+    _check(body)
+    check_thinking_budget(state, body.thinking_token_budget)
     record = record_of(request.scope)
     if user := body.safety_identifier or body.user:
         record.user_digest = digest_of(user)
@@ -106,11 +107,8 @@ def _constraint(body: ChatCompletionRequest) -> dict[str, Any]:
     return {"constraint": constraint, "constraint_source": source}
 
 
-def _check(body: ChatCompletionRequest, *, reasons: bool) -> None:
-    """What a schema can't say. reasons: reasoning is told apart here. Raises ApiError."""
-    if body.thinking_token_budget is not None and not reasons:
-        detail = "is for models that reason, and no form of reasoning is known of this one (see --reasoning-parser)."
-        raise unsupported("thinking_token_budget", detail)
+def _check(body: ChatCompletionRequest) -> None:
+    """What a schema can't say. Raises ApiError."""
     if body.max_tokens is not None and body.max_completion_tokens is not None:
         raise invalid(
             "Setting 'max_tokens' and 'max_completion_tokens' at the same time is not supported.", param="max_tokens"

@@ -14,13 +14,20 @@ from pellucid.sampling.params import ReasoningParams
 from pellucid.server.call_constraints import constraint_of
 from pellucid.server.constraints import check_constraint
 from pellucid.server.conversation import Conversation, Prepared
-from pellucid.server.errors import invalid
+from pellucid.server.errors import invalid, unsupported
 from pellucid.server.prompts import render_chat
 from pellucid.server.state import ServerState
 
 logger = logging.getLogger(__name__)
 
 _TAIL_TOKENS = 16  # enough to hold a marker of reasoning and the white space after it
+
+
+def check_thinking_budget(state: ServerState, budget: int | None) -> None:
+    """Raises ApiError for one that could not be kept: no form of reasoning is known of the model."""
+    if budget is not None and state.formats.reasoning is None:
+        detail = "is for models that reason, and no form of reasoning is known of this one (see --reasoning-parser)."
+        raise unsupported("thinking_token_budget", detail)
 
 
 async def prepare(state: ServerState, conversation: Conversation) -> Prepared:

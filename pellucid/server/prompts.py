@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 from pellucid.frontend.async_llm import AsyncLLM
 from pellucid.frontend.chat_template import ChatTemplateError
+from pellucid.frontend.tokenizer import SHORT_TEXT
 from pellucid.server.conversation import Conversation
 from pellucid.server.errors import ApiError, context_length_exceeded, invalid, shorten
 from pellucid.server.schemas.chat import ChatPrompt, Message
 from pellucid.server.schemas.completions import CompletionRequest, GenerateRequest
 
-LONG_TEXT = 4096  # characters of a request; tokenising this much takes a millisecond or two
 CALL = 64  # a text costs as much as so many characters besides
 TEMPLATE_VARIABLES = ("enable_thinking", "thinking", "thinking_budget", "reasoning_effort", "preserve_thinking")
 
@@ -199,7 +199,7 @@ def _as_dict(message: Message) -> dict[str, Any]:
 def _size(values: Any) -> int:
     """Characters of all texts and keys in it, each with CALL; counted only until they are too many for the loop."""
     size, pending = 0, [values]
-    while pending and size <= LONG_TEXT:
+    while pending and size <= SHORT_TEXT:
         value = pending.pop()
         if isinstance(value, str):
             size += len(value)
@@ -212,6 +212,6 @@ def _size(values: Any) -> int:
 
 
 async def _off_the_loop(work: Callable[[], Result], size: int) -> Result:
-    if size <= LONG_TEXT:
+    if size <= SHORT_TEXT:
         return work()
     return await asyncio.get_running_loop().run_in_executor(None, work)

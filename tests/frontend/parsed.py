@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from hypothesis import strategies as st
+
 from pellucid.frontend.answer import AnswerDelta, AnswerParser
 
 
@@ -39,3 +41,9 @@ def parse(parser: AnswerParser, pieces: list[str]) -> Parsed:
                 name, arguments = parsed.calls[call.index]
                 parsed.calls[call.index] = name, arguments + call.arguments
     return parsed
+
+
+def pieces_of(text: str) -> st.SearchStrategy[str]:
+    """Some of a text's own pieces, in any order."""
+    words = [text[i : i + size] for size in (1, 3, 9) for i in range(0, len(text), size)]
+    return st.lists(st.sampled_from(words), max_size=30).map("".join)

@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from parsed import Parsed, parse
+from parsed import Parsed, parse, pieces_of
 
 from pellucid.frontend.answer import AnswerParser
 from pellucid.frontend.parsing.answer_parser import answer_parser
@@ -94,11 +94,6 @@ def test_a_call_that_is_cut_off_keeps_what_was_written(name: str) -> None:
             assert any(wanted.startswith(arguments.removesuffix(piece)) for piece in pieces)
         else:
             assert parsed.content == text[:length]
-
-
-def pieces_of(text: str) -> st.SearchStrategy[str]:
-    words = [text[i : i + size] for size in (1, 3, 9) for i in range(0, len(text), size)]
-    return st.lists(st.sampled_from(words), max_size=30).map("".join)
 
 
 @every_format

@@ -14,6 +14,13 @@ MODELS = {
     for model in get_args(get_args(ResponseStreamEvent)[0])
     for name in get_args(model.model_fields["type"].annotation)
 }
+USAGE = {
+    "input_tokens": 3,
+    "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+    "output_tokens": 4,
+    "output_tokens_details": {"reasoning_tokens": 0},
+    "total_tokens": 7,
+}
 TERMINAL = ("response.completed", "response.incomplete", "response.failed")
 
 

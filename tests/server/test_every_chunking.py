@@ -9,7 +9,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from response_events import check_stream
+from parsed import pieces_of
+from response_events import USAGE, check_stream
 
 from pellucid.core.messages import FinishReason
 from pellucid.frontend.parsing.answer_parser import answer_parser
@@ -35,13 +36,6 @@ RESPONSE = {
     "error": None, "completed_at": None, "incomplete_details": None, "instructions": None, "model": "m",
     "output": [], "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "usage": None, "metadata": {},
 }  # fmt: skip
-USAGE = {
-    "input_tokens": 3,
-    "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-    "output_tokens": 4,
-    "output_tokens_details": {"reasoning_tokens": 0},
-    "total_tokens": 7,
-}
 every_format = pytest.mark.parametrize("name", TOOL_FORMATS)
 
 
@@ -76,11 +70,6 @@ def sample_of(name: str) -> str:
     """What a model of that format may write: reasoning, text, calls, and text behind them."""
     written = TOOL_FORMATS[name].calls_text(CALLS)
     return f"<think>\nhm\n</think>\n\n{written}\nDone. {written}\n and {written}"
-
-
-def pieces_of(text: str) -> st.SearchStrategy[str]:
-    words = [text[i : i + size] for size in (1, 3, 9) for i in range(0, len(text), size)]
-    return st.lists(st.sampled_from(words), max_size=30).map("".join)
 
 
 @every_format

@@ -100,9 +100,9 @@ def test_schemas_that_say_little_are_taken(server: RunningServer) -> None:
 
 
 def test_a_budget_for_the_reasoning_of_a_model_that_has_none_is_refused(server: RunningServer) -> None:
-    path, body = chat({}, thinking_token_budget=9)
-    error = server.post(path, model="m", **body).json()["error"]
-    assert (error["code"], error["param"]) == ("unsupported_parameter", "thinking_token_budget")
+    for path, body in (chat({}), responses({})):
+        error = server.post(path, model="m", **body, thinking_token_budget=9).json()["error"]
+        assert (error["code"], error["param"]) == ("unsupported_parameter", "thinking_token_budget")
 
 
 @pytest.mark.parametrize("schema", ["not json", "[1]", '{"type": '])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.responses import Response
-from response_events import check_stream
+from response_events import USAGE, check_stream
 
 from pellucid.core.messages import FinishReason
 from pellucid.frontend.answer import AnswerDelta, ToolCallDelta
@@ -22,13 +22,6 @@ from pellucid.server.responses_api.events import OutputOptions, ResponseEvents
 from pellucid.server.responses_api.tools import Toolbox
 from pellucid.server.schemas.responses import StrictCustomTool, StrictFunctionTool, StrictNamespaceTool
 
-USAGE = {
-    "input_tokens": 3,
-    "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-    "output_tokens": 4,
-    "output_tokens_details": {"reasoning_tokens": 0},
-    "total_tokens": 7,
-}
 TOOLS = [
     StrictFunctionTool(type="function", name="f"),
     StrictCustomTool(type="custom", name="patch"),

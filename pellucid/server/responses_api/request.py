@@ -12,7 +12,8 @@ import msgspec
 
 from pellucid.sampling.params import SamplingParams, StructuredOutputsParams
 from pellucid.server.conversation import Conversation, JsonObject, Prepared
-from pellucid.server.errors import invalid, unsupported
+from pellucid.server.errors import invalid
+from pellucid.server.preparation import check_thinking_budget
 from pellucid.server.prompts import template_variables
 from pellucid.server.responses_api.events import OutputOptions
 from pellucid.server.responses_api.ids import new_id
@@ -70,8 +71,7 @@ def make_plan(
     body: ResponsesRequest, state: ServerState, *, history: list[JsonObject], items: list[JsonObject], store: bool
 ) -> Plan:
     """history: the items of the responses before this one, the oldest first. Raises ApiError."""
-    if body.thinking_token_budget is not None and state.formats.reasoning is None:
-        raise unsupported("thinking_token_budget", "is for models that reason (see --reasoning-parser).")
+    check_thinking_budget(state, body.thinking_token_budget)
     toolbox = Toolbox(body.tools)
     given = () if isinstance(body.input, str) else body.input
     hosted = Counter(item.type for item in given if isinstance(item, HostedItem))
