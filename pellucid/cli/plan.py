@@ -34,7 +34,7 @@ def plan(
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Most requests that run together.")] = 256,
     num_threads: Annotated[int | None, typer.Option(min=1, help="Of the kernels. Default: the physical cores.")] = None,
     measure: Annotated[
-        bool, typer.Option(help="Measure this machine for a few seconds, once, and predict speed.")
+        bool, typer.Option(help="Measure this machine, once (5 to 15 seconds a format), and predict speed.")
     ] = True,
 ) -> None:
     """What a model needs and how fast it will be here, without loading it."""
@@ -70,6 +70,9 @@ def plan(
             quantization=quantization,
             max_num_seqs=max_num_seqs,
         )
+        width = max(len(heading) for heading, _ in lines)
+        for heading, arithmetic in lines:  # before the machine is measured, which takes a while
+            print(f"{heading:<{width}}  {arithmetic}", flush=True)
         rows = plan_table(
             files,
             contexts=[seq_len] if seq_len else default_contexts(files),
@@ -79,7 +82,4 @@ def plan(
             measure=measure and memory is None,
             num_threads=num_threads,
         )
-    width = max(len(heading) for heading, _ in lines)
-    for heading, arithmetic in lines:
-        print(f"{heading:<{width}}  {arithmetic}")
     print(f"\n{table_text(rows, why_no_speeds(measure, memory))}")

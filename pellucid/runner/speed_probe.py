@@ -79,7 +79,7 @@ class LayerSpeed(msgspec.Struct, frozen=True):
 
 
 def measure_layer(shape: LayerShape, num_threads: int | None = None) -> LayerSpeed:
-    """Takes about three seconds, more for layers of hundreds of megabytes.
+    """Takes five to fifteen seconds, more for layers of hundreds of megabytes.
 
     Raises RuntimeError where there are no native kernels.
     """
