@@ -5,7 +5,8 @@
 
 namespace pellucid {
 
-enum class Isa { portable, avx2, avx512, avx512bf16 };
+// amx: avx512bf16 and the tile registers.
+enum class Isa { portable, avx2, avx512, avx512bf16, amx };
 
 const char* isa_name(Isa isa);
 
@@ -22,9 +23,19 @@ Isa best_isa();
 
 // PELLUCID_DECLARE_PER_ISA declares a function once per compiled-in instruction set; PELLUCID_DISPATCH(isa, f(x)) returns
 // what that of `isa` gives.
+#if defined(PELLUCID_WITH_amx)
+#define PELLUCID_CASE_AMX(expression) \
+    case ::pellucid::Isa::amx: { return ::pellucid::amx::expression; }
+#define PELLUCID_DECLARE_AMX(declaration) \
+    namespace amx { declaration; }
+#else
+#define PELLUCID_CASE_AMX(expression)
+#define PELLUCID_DECLARE_AMX(declaration)
+#endif
 #if defined(PELLUCID_WITH_avx512bf16)
 #define PELLUCID_DISPATCH(isa, expression)                               \
     switch (isa) {                                                       \
+        PELLUCID_CASE_AMX(expression)                                    \
         case ::pellucid::Isa::avx512bf16: { return ::pellucid::avx512bf16::expression; } \
         case ::pellucid::Isa::avx512: { return ::pellucid::avx512::expression; }         \
         case ::pellucid::Isa::avx2: { return ::pellucid::avx2::expression; }             \
@@ -34,7 +45,8 @@ Isa best_isa();
     namespace portable { declaration; }       \
     namespace avx2 { declaration; }           \
     namespace avx512 { declaration; }         \
-    namespace avx512bf16 { declaration; }
+    namespace avx512bf16 { declaration; } \
+    PELLUCID_DECLARE_AMX(declaration)
 #else
 #define PELLUCID_DISPATCH(isa, expression) \
     (void)(isa);                           \

@@ -6,7 +6,13 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(PELLUCID_ISA_avx512bf16) || defined(PELLUCID_ISA_avx512)
+#if defined(PELLUCID_ISA_amx)
+#define PELLUCID_TILES 1
+#endif
+#if defined(PELLUCID_ISA_avx512bf16) || defined(PELLUCID_ISA_amx)
+#define PELLUCID_DOTS 1  // instructions that multiply and add up bytes and bf16
+#endif
+#if defined(PELLUCID_ISA_avx512) || defined(PELLUCID_DOTS)
 #define PELLUCID_AVX512 1
 #elif defined(PELLUCID_ISA_avx2)
 #define PELLUCID_AVX2 1
@@ -82,7 +88,7 @@ PELLUCID_INLINE Vec load_bf16(const uint16_t* p) {
 
 // Round to nearest even, as integer arithmetic does it too, so that every instruction set agrees; NaN stays NaN.
 PELLUCID_INLINE void store_bf16(uint16_t* p, Vec a) {
-#if defined(PELLUCID_ISA_avx512bf16)
+#if defined(PELLUCID_DOTS)
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), (__m256i)_mm512_cvtneps_pbh(a.v));
 #else
     const __m512i bits = _mm512_castps_si512(a.v);

@@ -265,7 +265,7 @@ void attend(const AttentionParams& params, const AttentionTask& task, const KVLa
             const int32_t* block_table, const float* q, float* partials, int64_t partial_stride, float* out,
             std::byte* scratch) {
     if (task.first_partial < 0) partials = nullptr;
-#if defined(PELLUCID_ISA_avx512bf16)
+#if defined(PELLUCID_DOTS)
     if (layout.type != KVType::f32) {
         Attend<Bf16>(params, task, layout, scratch).run(cache, block_table, q, partials, partial_stride, out);
         return;

@@ -166,7 +166,7 @@ struct F32OverBf16 : F32 {
     }
 };
 
-#if defined(PELLUCID_ISA_avx512bf16)
+#if defined(PELLUCID_DOTS)
 struct Bf16 {
     using Element = uint16_t;
     using TileElement = uint16_t;
@@ -315,7 +315,7 @@ PELLUCID_INLINE void convert_tile(const std::byte* tile, const KVLayout& layout,
     }
 }
 
-#if defined(PELLUCID_ISA_avx512bf16)
+#if defined(PELLUCID_DOTS)
 // int8 to bf16, exactly, in place order.
 PELLUCID_INLINE void convert_tile(const std::byte* tile, const KVLayout& layout, uint16_t* keys, uint16_t* values) {
     const int8_t* k = reinterpret_cast<const int8_t*>(tile + layout.keys_offset);

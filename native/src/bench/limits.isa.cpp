@@ -1,6 +1,6 @@
 #include "bench/limits.h"
 
-#include "linear/tiles.h"
+#include "linear/dense_tiles.h"
 
 namespace pellucid {
 namespace PELLUCID_ISA {
@@ -40,7 +40,28 @@ double run(int64_t rounds, Sum start, const Step& step, double operations) {
     return static_cast<double>(rounds) * kSums * operations;
 }
 
+#if defined(PELLUCID_TILES)
+// As a linear layer of 32 rows has them, four tiles of sums at once.
+template <typename Product>
+double run_tiles(int64_t rounds, double operations) {
+    alignas(64) static const uint8_t ones[kTileRows * kTileBytes] = {1};
+    TileRegisters registers;
+    for (int tile = 0; tile < 8; ++tile) registers.shape(tile, kTileRows);
+    registers.load();
+    _tile_loadd(4, ones, kTileBytes);
+    _tile_loadd(5, ones, kTileBytes);
+    _tile_loadd(6, ones, kTileBytes);
+    _tile_loadd(7, ones, kTileBytes);
+    for (int64_t i = 0; i < rounds; ++i) Product::top(), Product::bottom();
+    return static_cast<double>(rounds) * 4 * kTileRows * kTileRows * operations;
+}
+#endif
+
 double dots(RowForm form, int64_t rounds) {
+#if defined(PELLUCID_TILES)
+    if (form == RowForm::bf16) return run_tiles<Bf16Product>(rounds, 64);
+    if (form != RowForm::f32) return run_tiles<Int8Product>(rounds, 128);
+#endif
     Bytes weights = splat_byte(3);
     keep(weights);
     switch (form) {

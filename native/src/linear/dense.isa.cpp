@@ -1,5 +1,6 @@
 // Panels of f32, bf16 and int8 weights with one scale a column. Every output element is one chain of additions along k,
 // the same in each of the row counts.
+#include "linear/dense_tiles.h"
 #include "linear/tiles.h"
 
 namespace pellucid {
@@ -116,8 +117,31 @@ void multiply(const std::byte* panel, int64_t k, const Tile& tile) {
 }  // namespace
 
 void multiply_f32(const std::byte* panel, int64_t k, const Tile& tile) { multiply<Float>(panel, k, tile); }
+
+#if defined(PELLUCID_TILES)
+void multiply_bf16(const std::byte* panel, int64_t k, const Tile& tile) {
+    // All numbers of rows alike: the tiles round otherwise than the vectors do.
+    multiply_tiles<Bf16Product, float>(panel, (k + 31) / 32, tile, [&](int64_t row, const float* sums) {
+        finish_row(tile, row, load(sums), load(sums + kLanes));
+    });
+}
+
+constexpr int64_t kFewRows = 4;  // which the vectors multiply as fast as memory gives weights
+
+void multiply_int8(const std::byte* panel, int64_t k, const Tile& tile) {
+    if (tile.num_rows <= kFewRows) return multiply<Int8>(panel, k, tile);
+    const uint8_t* scales = reinterpret_cast<const uint8_t*>(panel) + k * kPanelColumns;
+    multiply_tiles<Int8Product, int32_t>(panel, k / 64, tile, [&](int64_t row, const int32_t* sums) {
+        const std::byte* x = tile.rows + row * tile.row_stride;
+        const Ints start = Int8::start(x, k);
+        finish_row(tile, row, Int8::finish(load_ints(sums) + start, scales, x, k),
+                   Int8::finish(load_ints(sums + kLanes) + start, scales + kLanes * sizeof(float), x, k));
+    });
+}
+#else
 void multiply_bf16(const std::byte* panel, int64_t k, const Tile& tile) { multiply<Bf16>(panel, k, tile); }
 void multiply_int8(const std::byte* panel, int64_t k, const Tile& tile) { multiply<Int8>(panel, k, tile); }
+#endif
 
 }  // namespace PELLUCID_ISA
 }  // namespace pellucid

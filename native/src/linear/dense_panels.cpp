@@ -68,7 +68,8 @@ class F32Panels : public PanelMatrix {
 class Bf16Panels : public PanelMatrix {
   public:
     Bf16Panels(const SourceRows& source, ThreadPool& pool)
-        : PanelMatrix(source.rows(), source.columns(), round_up(static_cast<size_t>(source.columns()), 2) * kPanelColumns * 2) {
+        : PanelMatrix(source.rows(), source.columns(),
+                      round_up(static_cast<size_t>(source.columns()), kBf16Unit) * kPanelColumns * 2) {
         for_each_row(source, columns_, pool, [&](int64_t panel, int64_t column, const float* row) {
             for (int64_t k = 0; k < columns_; ++k) weights(panel)[index(column, k)] = float_to_bf16(row[k]);
         });

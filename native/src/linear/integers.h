@@ -14,6 +14,7 @@ struct Bytes { __m512i v; };
 
 PELLUCID_INLINE Bytes load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 PELLUCID_INLINE void store_bytes(uint8_t* p, Bytes a) { _mm512_storeu_si512(p, a.v); }
+PELLUCID_INLINE Ints load_ints(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
 PELLUCID_INLINE Ints splat_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
 PELLUCID_INLINE Ints operator+(Ints a, Ints b) { return {_mm512_add_epi32(a.v, b.v)}; }
 template <int n>
@@ -40,7 +41,7 @@ PELLUCID_INLINE Vec load_signed(const int8_t* p) {
 // sums + (4 unsigned weights of each lane) . (4 signed activations, the same for all lanes).
 PELLUCID_INLINE Ints dot4(Ints sums, Bytes weights, int32_t activations) {
     const __m512i x = _mm512_set1_epi32(activations);
-#if defined(PELLUCID_ISA_avx512bf16)
+#if defined(PELLUCID_DOTS)
     // As an intrinsic, gcc 12 copies the sums around every instruction and spills a third of them.
     asm("vpdpbusd %2, %1, %0" : "+v"(sums.v) : "v"(weights.v), "v"(x));
     return sums;
@@ -53,7 +54,7 @@ PELLUCID_INLINE Ints dot4(Ints sums, Bytes weights, int32_t activations) {
 #endif
 }
 
-#if !defined(PELLUCID_ISA_avx512bf16)
+#if !defined(PELLUCID_DOTS)
 // 16-bit sums of products of codes and activations: dot2 adds two products to each, sum_pairs gives the sum of both
 // halves of a lane. Codes of b bits leave room for 2^(7-b) calls of dot2 (15 * 127 * 2 * 8 = 30480).
 #define PELLUCID_HAS_SHORTS 1
@@ -68,7 +69,7 @@ PELLUCID_INLINE Ints sum_pairs(Shorts shorts) { return {_mm512_madd_epi16(shorts
 // sums + (2 bfloat16 weights of each lane) . (2 bfloat16 activations, the same for all lanes).
 PELLUCID_INLINE Vec dot2_bf16(Vec sums, Bytes weights, uint32_t activations) {
     const __m512i x = _mm512_set1_epi32(static_cast<int>(activations));
-#if defined(PELLUCID_ISA_avx512bf16)
+#if defined(PELLUCID_DOTS)
     asm("vdpbf16ps %2, %1, %0" : "+v"(sums.v) : "v"(weights.v), "v"(x));
     return sums;
 #else

@@ -25,6 +25,9 @@ enum class RowForm {
     int15_groups,  // 15 bits as two int8, one scale for every 32 elements
 };
 
+// bf16: padded with zeros to whole cache lines, weights and rows, which is what a tile register reads.
+constexpr int64_t kBf16Unit = 32;
+
 // int8_rotated: [int8 x padded to 64][float scale][int32 minus the sum of the int8].
 struct RotatedRow {
     static constexpr int64_t kUnit = 64;

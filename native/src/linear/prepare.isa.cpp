@@ -70,7 +70,8 @@ void to_f32(const float* x, int64_t columns, std::byte* row) {
 
 void to_bf16(const float* x, int64_t columns, std::byte* row) {
     uint16_t* out = reinterpret_cast<uint16_t*>(row);
-    for (int64_t i = 0; i < columns; i += kLanes) store_bf16(out + i, load_padded(x, i, columns));
+    for (int64_t i = 0; i < static_cast<int64_t>(round_up(columns, kBf16Unit)); i += kLanes)
+        store_bf16(out + i, load_padded(x, i, columns));
 }
 
 void to_int8_rotated(const float* x, int64_t columns, std::byte* row, float* rotate_scratch) {

@@ -97,6 +97,11 @@ class Prefetch {
         if (stride_ > 64) __builtin_prefetch(data_ + 64, 0, locality);
         data_ += stride_;
     }
+    // The same for steps of many cache lines.
+    PELLUCID_INLINE_MEMBER void long_step() {
+        for (int64_t i = 0; i < stride_; i += 64) __builtin_prefetch(data_ + i, 0, 2);
+        data_ += stride_;
+    }
 
   private:
     const std::byte* data_;
