@@ -59,8 +59,8 @@ double run_tiles(int64_t rounds, double operations) {
 
 double dots(RowForm form, int64_t rounds) {
 #if defined(PELLUCID_TILES)
-    if (form == RowForm::bf16) return run_tiles<Bf16Product>(rounds, 64);
-    if (form != RowForm::f32) return run_tiles<Int8Product>(rounds, 128);
+    if (form == RowForm::bf16) return run_tiles<Bf16OnTiles>(rounds, 64);
+    if (form != RowForm::f32) return run_tiles<Int8OnTiles>(rounds, 128);
 #endif
     Bytes weights = splat_byte(3);
     keep(weights);

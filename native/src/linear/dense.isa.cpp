@@ -87,7 +87,7 @@ struct DenseKernel {
         Prefetch next = Prefetch(reinterpret_cast<const std::byte*>(panel) + ahead, steps * 128)
                             .share(tile_index * (2 / halves) + first_half, tiles * (2 / halves), steps);
         for (int64_t i = 0; i < steps; ++i) {
-            next.template step<R == 1>();
+            next.step();
             typename Format::Weights w[halves];
             PELLUCID_UNROLL
             for (int h = 0; h < halves; ++h) w[h] = Format::load(weights + i * 128 + 64 * h);
@@ -110,37 +110,31 @@ struct DenseKernel {
 };
 
 template <typename Format>
-void multiply(const std::byte* panel, int64_t k, const Tile& tile) {
-    for_row_tiles<Format::kMaxRows>(tile.num_rows, DenseKernel<Format>{reinterpret_cast<const uint8_t*>(panel), k, tile});
+void multiply(const Panels& panels, int64_t k, const Tile& all) {
+    for_each_panel(panels, all, [k](const std::byte* panel, const Tile& tile) {
+        for_row_tiles<Format::kMaxRows>(tile.num_rows, DenseKernel<Format>{reinterpret_cast<const uint8_t*>(panel), k, tile});
+    });
 }
 
 }  // namespace
 
-void multiply_f32(const std::byte* panel, int64_t k, const Tile& tile) { multiply<Float>(panel, k, tile); }
+void multiply_f32(const Panels& panels, int64_t k, const Tile& tile) { multiply<Float>(panels, k, tile); }
 
 #if defined(PELLUCID_TILES)
-void multiply_bf16(const std::byte* panel, int64_t k, const Tile& tile) {
+void multiply_bf16(const Panels& panels, int64_t k, const Tile& tile) {
     // All numbers of rows alike: the tiles round otherwise than the vectors do.
-    multiply_tiles<Bf16Product, float>(panel, (k + 31) / 32, tile, [&](int64_t row, const float* sums) {
-        finish_row(tile, row, load(sums), load(sums + kLanes));
-    });
+    multiply_tiles<Bf16OnTiles>(panels, (k + kBf16Unit - 1) / kBf16Unit, tile);
 }
 
 constexpr int64_t kFewRows = 4;  // which the vectors multiply as fast as memory gives weights
 
-void multiply_int8(const std::byte* panel, int64_t k, const Tile& tile) {
-    if (tile.num_rows <= kFewRows) return multiply<Int8>(panel, k, tile);
-    const uint8_t* scales = reinterpret_cast<const uint8_t*>(panel) + k * kPanelColumns;
-    multiply_tiles<Int8Product, int32_t>(panel, k / 64, tile, [&](int64_t row, const int32_t* sums) {
-        const std::byte* x = tile.rows + row * tile.row_stride;
-        const Ints start = Int8::start(x, k);
-        finish_row(tile, row, Int8::finish(load_ints(sums) + start, scales, x, k),
-                   Int8::finish(load_ints(sums + kLanes) + start, scales + kLanes * sizeof(float), x, k));
-    });
+void multiply_int8(const Panels& panels, int64_t k, const Tile& tile) {
+    if (tile.num_rows <= kFewRows) return multiply<Int8>(panels, k, tile);
+    multiply_tiles<Int8OnTiles>(panels, k / RotatedRow::kUnit, tile);
 }
 #else
-void multiply_bf16(const std::byte* panel, int64_t k, const Tile& tile) { multiply<Bf16>(panel, k, tile); }
-void multiply_int8(const std::byte* panel, int64_t k, const Tile& tile) { multiply<Int8>(panel, k, tile); }
+void multiply_bf16(const Panels& panels, int64_t k, const Tile& tile) { multiply<Bf16>(panels, k, tile); }
+void multiply_int8(const Panels& panels, int64_t k, const Tile& tile) { multiply<Int8>(panels, k, tile); }
 #endif
 
 }  // namespace PELLUCID_ISA

@@ -312,7 +312,7 @@ PELLUCID_INLINE void multiply_super(Unpacked& weights, const GroupedRow& layout,
 }
 
 template <GroupFormat format, bool fine>
-void multiply(const std::byte* panel, const GroupedRow& layout, const Tile& whole) {
+void multiply_panel(const std::byte* panel, const GroupedRow& layout, const Tile& whole) {
     constexpr GroupLayout stream(format);
     Unpacked weights;
     alignas(64) float sums[kMaxTileRows][kPanelColumns];
@@ -332,19 +332,25 @@ void multiply(const std::byte* panel, const GroupedRow& layout, const Tile& whol
     }
 }
 
+template <GroupFormat format, bool fine>
+void multiply(const Panels& panels, const GroupedRow& layout, const Tile& all) {
+    for_each_panel(panels, all,
+                   [&](const std::byte* panel, const Tile& tile) { multiply_panel<format, fine>(panel, layout, tile); });
+}
+
 }  // namespace
 
-void multiply_groups(const std::byte* panel, GroupFormat format, const GroupedRow& layout, const Tile& tile) {
-    if (!layout.fine) return multiply<GroupFormat::q4_k, false>(panel, layout, tile);  // what int4 packs
+void multiply_groups(const Panels& panels, GroupFormat format, const GroupedRow& layout, const Tile& tile) {
+    if (!layout.fine) return multiply<GroupFormat::q4_k, false>(panels, layout, tile);  // what int4 packs
     switch (format) {
-        case GroupFormat::q4_0: return multiply<GroupFormat::q4_0, true>(panel, layout, tile);
-        case GroupFormat::q4_1: return multiply<GroupFormat::q4_1, true>(panel, layout, tile);
-        case GroupFormat::q5_0: return multiply<GroupFormat::q5_0, true>(panel, layout, tile);
-        case GroupFormat::q5_1: return multiply<GroupFormat::q5_1, true>(panel, layout, tile);
-        case GroupFormat::q8_0: return multiply<GroupFormat::q8_0, true>(panel, layout, tile);
-        case GroupFormat::q4_k: return multiply<GroupFormat::q4_k, true>(panel, layout, tile);
-        case GroupFormat::q5_k: return multiply<GroupFormat::q5_k, true>(panel, layout, tile);
-        case GroupFormat::q6_k: return multiply<GroupFormat::q6_k, true>(panel, layout, tile);
+        case GroupFormat::q4_0: return multiply<GroupFormat::q4_0, true>(panels, layout, tile);
+        case GroupFormat::q4_1: return multiply<GroupFormat::q4_1, true>(panels, layout, tile);
+        case GroupFormat::q5_0: return multiply<GroupFormat::q5_0, true>(panels, layout, tile);
+        case GroupFormat::q5_1: return multiply<GroupFormat::q5_1, true>(panels, layout, tile);
+        case GroupFormat::q8_0: return multiply<GroupFormat::q8_0, true>(panels, layout, tile);
+        case GroupFormat::q4_k: return multiply<GroupFormat::q4_k, true>(panels, layout, tile);
+        case GroupFormat::q5_k: return multiply<GroupFormat::q5_k, true>(panels, layout, tile);
+        case GroupFormat::q6_k: return multiply<GroupFormat::q6_k, true>(panels, layout, tile);
     }
 }
 

@@ -64,16 +64,23 @@ struct GroupedRow {
     size_t num_bytes;
 };
 
-// Rows times one panel, and where the results go.
+// Neighbouring panels, one after another in memory.
+struct Panels {
+    const std::byte* first;
+    size_t stride;
+    int64_t count;
+};
+
+// Rows times some panels, and where the results go.
 struct Tile {
     const std::byte* rows;  // the first row, in its RowForm
     size_t row_stride;
     int64_t num_rows;
-    float* out;  // first row, the panel's first column
+    float* out;  // first row, first column of the first panel
     int64_t out_stride;
-    int num_columns;        // 1..32: the last panel of a matrix may be ragged
-    const float* bias;      // of the panel's first column, or null
-    const float* residual;  // first row, the panel's first column, or null
+    int64_t num_columns;    // of all panels: the last of a matrix may be ragged
+    const float* bias;      // of the first column, or null
+    const float* residual;  // first row, first column, or null
     int64_t residual_stride;
     float softcap;  // 0: none
 };
@@ -90,13 +97,13 @@ struct LinearKernels {
     void (*fit_int4)(const float* weights, float* scale, float* minimum);
     void (*assign_int4)(const float* weights, float scale, float minimum, uint8_t* codes);
 
-    // One panel, k elements long (already padded as the row form is).
-    void (*multiply_f32)(const std::byte* panel, int64_t k, const Tile& tile);
-    void (*multiply_bf16)(const std::byte* panel, int64_t k, const Tile& tile);
+    // Panels of k elements (already padded as the row form is).
+    void (*multiply_f32)(const Panels& panels, int64_t k, const Tile& tile);
+    void (*multiply_bf16)(const Panels& panels, int64_t k, const Tile& tile);
     // [codes, weight + 128][float scale x 32]
-    void (*multiply_int8)(const std::byte* panel, int64_t k, const Tile& tile);
+    void (*multiply_int8)(const Panels& panels, int64_t k, const Tile& tile);
     // GroupLayout's stream.
-    void (*multiply_groups)(const std::byte* panel, GroupFormat format, const GroupedRow& row, const Tile& tile);
+    void (*multiply_groups)(const Panels& panels, GroupFormat format, const GroupedRow& row, const Tile& tile);
 };
 
 const LinearKernels& linear_kernels(Isa isa);

@@ -98,23 +98,21 @@ class StackedMatrix : public PackedMatrix {
         for (const Part& part : parts_) {
             const int64_t begin = std::max(panel_begin - part.first_panel, int64_t{0});
             const int64_t end = std::min(panel_end - part.first_panel, part.matrix->num_panels());
-            for (int64_t panel = begin; panel < end; ++panel) {
-                const int64_t column_in_part = panel * kPanelColumns, column = part.first_column + column_in_part;
-                Tile tile;
-                tile.rows = prepared + static_cast<size_t>(row_begin) * row_stride_ + part.form_offset;
-                tile.row_stride = row_stride_;
-                tile.num_rows = row_end - row_begin;
-                tile.out = out + row_begin * out_stride + column;
-                tile.out_stride = out_stride;
-                tile.num_columns = static_cast<int>(std::min(part.matrix->rows() - column_in_part, kPanelColumns));
-                tile.bias = bias_.empty() ? nullptr : bias_.data() + column;
-                tile.residual = epilogue.residual
-                                    ? epilogue.residual + row_begin * epilogue.residual_stride + column
-                                    : nullptr;
-                tile.residual_stride = epilogue.residual_stride;
-                tile.softcap = epilogue.softcap;
-                part.matrix->multiply(kernels_, panel, tile);
-            }
+            if (begin >= end) continue;
+            const int64_t column_in_part = begin * kPanelColumns, column = part.first_column + column_in_part;
+            Tile tile;
+            tile.rows = prepared + static_cast<size_t>(row_begin) * row_stride_ + part.form_offset;
+            tile.row_stride = row_stride_;
+            tile.num_rows = row_end - row_begin;
+            tile.out = out + row_begin * out_stride + column;
+            tile.out_stride = out_stride;
+            tile.num_columns = std::min(part.matrix->rows(), end * kPanelColumns) - column_in_part;
+            tile.bias = bias_.empty() ? nullptr : bias_.data() + column;
+            tile.residual =
+                epilogue.residual ? epilogue.residual + row_begin * epilogue.residual_stride + column : nullptr;
+            tile.residual_stride = epilogue.residual_stride;
+            tile.softcap = epilogue.softcap;
+            part.matrix->multiply(kernels_, begin, end, tile);
         }
     }
 

@@ -22,7 +22,8 @@ class PanelMatrix {
 
     virtual RowForm row_form() const = 0;
     virtual const char* format() const = 0;
-    virtual void multiply(const LinearKernels& kernels, int64_t panel, const Tile& tile) const = 0;
+    // tile: of the panels [begin, end).
+    virtual void multiply(const LinearKernels& kernels, int64_t begin, int64_t end, const Tile& tile) const = 0;
     // Row `row` as float32 [columns].
     virtual void dequantize_row(int64_t row, float* out) const = 0;
 
@@ -31,6 +32,7 @@ class PanelMatrix {
         : rows_(rows), columns_(columns), panel_bytes_(panel_bytes), storage_(panel_bytes * static_cast<size_t>(num_panels())) {}
 
     std::byte* panel(int64_t i) const { return storage_.data() + panel_bytes_ * static_cast<size_t>(i); }
+    Panels panels(int64_t begin, int64_t end) const { return {panel(begin), panel_bytes_, end - begin}; }
 
     int64_t rows_, columns_;
     size_t panel_bytes_;

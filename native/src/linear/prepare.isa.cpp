@@ -5,6 +5,20 @@ namespace pellucid {
 namespace PELLUCID_ISA {
 namespace {
 
+static_assert(RotatedRow::kUnit == 4 * kLanes);
+
+PELLUCID_INLINE void store_int8s(int8_t* p, const Vec (&integers)[4]) {
+#if defined(PELLUCID_AVX512)
+    // Packing works in quarters of a register: the last step puts those in order.
+    const __m512i first = _mm512_packs_epi32(_mm512_cvtps_epi32(integers[0].v), _mm512_cvtps_epi32(integers[1].v));
+    const __m512i second = _mm512_packs_epi32(_mm512_cvtps_epi32(integers[2].v), _mm512_cvtps_epi32(integers[3].v));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    _mm512_storeu_si512(p, _mm512_permutexvar_epi32(order, _mm512_packs_epi16(first, second)));
+#else
+    for (int j = 0; j < 4; ++j) store_int8(p + j * kLanes, integers[j]);
+#endif
+}
+
 Vec load_padded(const float* x, int64_t i, int64_t columns) {
     if (i + kLanes <= columns) return load(x + i);
     return i < columns ? load_first(x + i, static_cast<int>(columns - i)) : zero();
@@ -45,16 +59,47 @@ void store_fine(int8_t* high, int8_t* low, Vec integers) {
     store_int8(low, integers - upper * splat(128.0f));
 }
 
-// One more stage: neighbouring blocks of `distance` elements become one of twice the length, but for the factor.
-void combine_blocks(float* x, int64_t count, int64_t distance) {
-    for (int64_t begin = 0; begin < count; begin += 2 * distance) {
-        for (int64_t i = begin; i < begin + distance; i += kLanes) {
-            const Vec a = load(x + i), b = load(x + i + distance);
-            store(x + i, a + b);
-            store(x + i + distance, a - b);
+// The stages that make one block of N neighbouring units, all in registers, and the factor. Returns the largest magnitudes.
+template <int N>
+Vec combine_units(float* x, int64_t count, Vec factor) {
+    constexpr int64_t kUnit = RotatedRow::kUnit;
+    Vec largest = zero();
+    for (int64_t begin = 0; begin < count; begin += N * kUnit) {
+        for (int64_t i = begin; i < begin + kUnit; i += kLanes) {
+            Vec v[N];
+            PELLUCID_UNROLL
+            for (int j = 0; j < N; ++j) v[j] = load(x + i + j * kUnit);
+            PELLUCID_UNROLL
+            for (int distance = 1; distance < N; distance *= 2) {
+                PELLUCID_UNROLL
+                for (int j = 0; j < N; ++j) {
+                    if ((j & distance) != 0) continue;
+                    const Vec a = v[j], b = v[j + distance];
+                    v[j] = a + b;
+                    v[j + distance] = a - b;
+                }
+            }
+            PELLUCID_UNROLL
+            for (int j = 0; j < N; ++j) {
+                v[j] = v[j] * factor;
+                largest = max(largest, abs(v[j]));
+                store(x + i + j * kUnit, v[j]);
+            }
         }
     }
+    return largest;
 }
+
+Vec combine_units(float* x, int64_t count, int64_t units) {
+    const Vec factor = splat(std::sqrt(1.0f / static_cast<float>(units)));
+    switch (units) {
+        case 2: return combine_units<2>(x, count, factor);
+        case 4: return combine_units<4>(x, count, factor);
+        case 8: return combine_units<8>(x, count, factor);
+        default: return combine_units<16>(x, count, factor);
+    }
+}
+static_assert(RotatedRow::kLargestBlock == 16 * RotatedRow::kUnit);
 
 // NaN and infinities do not survive as integers. The sum of the rounded values is NaN then: it makes the scale NaN, and with
 // it the row's whole result, for the runner to see. Otherwise 0.
@@ -76,33 +121,34 @@ void to_bf16(const float* x, int64_t columns, std::byte* row) {
 
 void to_int8_rotated(const float* x, int64_t columns, std::byte* row, float* rotate_scratch) {
     const RotatedRow layout(columns);
+    Vec largest = zero();
     for (int64_t i = 0; i < layout.padded; i += RotatedRow::kUnit) {
         Vec v[4];
         PELLUCID_UNROLL
         for (int j = 0; j < 4; ++j) v[j] = load_padded(x, i + j * kLanes, columns);
         rotate_block(v);
         PELLUCID_UNROLL
-        for (int j = 0; j < 4; ++j) store(rotate_scratch + i + j * kLanes, v[j]);
+        for (int j = 0; j < 4; ++j) {
+            store(rotate_scratch + i + j * kLanes, v[j]);
+            largest = max(largest, abs(v[j]));
+        }
     }
-    for (int64_t distance = RotatedRow::kUnit; distance < layout.block; distance *= 2)
-        combine_blocks(rotate_scratch, layout.padded, distance);
-    const Vec factor = splat(std::sqrt(static_cast<float>(RotatedRow::kUnit) / static_cast<float>(layout.block)));
-    Vec largest = zero();
-    for (int64_t i = 0; i < layout.padded; i += kLanes) {
-        const Vec v = load(rotate_scratch + i) * factor;
-        store(rotate_scratch + i, v);
-        largest = max(largest, abs(v));
-    }
+    const int64_t units = layout.block / RotatedRow::kUnit;
+    if (units > 1) largest = combine_units(rotate_scratch, layout.padded, units);
     const float range = reduce_max(largest);
     const Vec inverse = splat(inverse_scale(range));
     int8_t* out = reinterpret_cast<int8_t*>(row);
-    Vec sums = zero();  // of integers far below 2^24: exact
-    for (int64_t i = 0; i < layout.padded; i += kLanes) {
-        const Vec rounded = round(load(rotate_scratch + i) * inverse);
-        sums = sums + rounded;
-        store_int8(out + i, rounded);
+    Vec sums[4] = {zero(), zero(), zero(), zero()};  // of integers far below 2^24: exact
+    for (int64_t i = 0; i < layout.padded; i += 4 * kLanes) {
+        Vec rounded[4];
+        PELLUCID_UNROLL
+        for (int j = 0; j < 4; ++j) {
+            rounded[j] = round(load(rotate_scratch + i + j * kLanes) * inverse);
+            sums[j] = sums[j] + rounded[j];
+        }
+        store_int8s(out + i, rounded);
     }
-    const float sum = reduce_add(sums);
+    const float sum = reduce_add((sums[0] + sums[1]) + (sums[2] + sums[3]));
     const float scale = range / 127.0f + poison(sum);
     const int32_t minus_sum = -to_int(sum);
     std::memcpy(row + layout.padded, &scale, sizeof scale);

@@ -8,7 +8,7 @@
 namespace pellucid {
 namespace PELLUCID_ISA {
 
-// A row's 32 sums of a panel, complete: bias, softcap, residual, store. Each step rounds on its own.
+// A row's 32 sums of a panel, complete: bias, softcap, residual, store. Each step rounds on its own. The tile is one panel's.
 PELLUCID_INLINE Vec softcapped(Vec v, float cap) { return splat(cap) * tanh(v / splat(cap)); }
 
 inline void finish_row(const Tile& tile, int64_t row, Vec first, Vec second) {
@@ -25,7 +25,7 @@ inline void finish_row(const Tile& tile, int64_t row, Vec first, Vec second) {
     Vec halves[2] = {first, second};
     for (int h = 0; h < 2; ++h) {
         const int begin = h * kLanes;
-        const int count = tile.num_columns - begin < kLanes ? tile.num_columns - begin : kLanes;
+        const int count = static_cast<int>(tile.num_columns - begin < kLanes ? tile.num_columns - begin : kLanes);
         if (count <= 0) return;
         Vec v = halves[h];
         if (tile.bias) v = v + load_first(tile.bias + begin, count);
@@ -49,6 +49,23 @@ inline Tile rows_of(const Tile& whole, int64_t begin, int64_t max_rows) {
     tile.out += begin * tile.out_stride;
     if (tile.residual) tile.residual += begin * tile.residual_stride;
     return tile;
+}
+
+// What panel i of a tile's has to do.
+inline Tile panel_of(const Tile& whole, int64_t i) {
+    Tile tile = whole;
+    const int64_t column = i * kPanelColumns, rest = whole.num_columns - column;
+    tile.num_columns = rest < kPanelColumns ? rest : kPanelColumns;
+    tile.out += column;
+    if (tile.bias) tile.bias += column;
+    if (tile.residual) tile.residual += column;
+    return tile;
+}
+
+// multiply(panel, its tile) for all of them.
+template <typename Multiply>
+void for_each_panel(const Panels& panels, const Tile& tile, const Multiply& multiply) {
+    for (int64_t i = 0; i < panels.count; ++i) multiply(panels.first + i * panels.stride, panel_of(tile, i));
 }
 
 // Where R rows of a tile are being read: a pointer for every three rows, so that they all fit the registers.
@@ -89,12 +106,10 @@ class Prefetch {
         mine.stride_ = mine.num_bytes_ / steps;
         return mine;
     }
-    // `once`: nobody will read it again, so that it need not push anything else out of the larger caches.
-    template <bool once = false>
+    // Into L2, never past it: what is asked for with prefetchnta arrives late on Intel's processors (4 times slower).
     PELLUCID_INLINE_MEMBER void step() {
-        constexpr int locality = once ? 0 : 2;
-        __builtin_prefetch(data_, 0, locality);
-        if (stride_ > 64) __builtin_prefetch(data_ + 64, 0, locality);
+        __builtin_prefetch(data_, 0, 2);
+        if (stride_ > 64) __builtin_prefetch(data_ + 64, 0, 2);
         data_ += stride_;
     }
     // The same for steps of many cache lines.
