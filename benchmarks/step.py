@@ -65,27 +65,40 @@ def measure(core: Any, num_reqs: int, prompt_len: int, num_steps: int, vocab_siz
     core.scheduler.schedule, core.scheduler.update_from_output = parts["schedule"], parts["update"]
     whole: list[float] = []
     profiles: dict[str, float] = defaultdict(float)
+    prefill: dict[str, float] = defaultdict(float)  # of its first step
+
+    def profile() -> list[tuple[str, float]]:
+        return originals[0].tape.profile(originals[0]._eager._step)
+
     while core.has_work():
         begin = time.perf_counter()
         core.step()
         whole.append(time.perf_counter() - begin)
         decoding = all(request.num_computed_tokens > prompt_len for request in core.scheduler.requests.values())
+        if len(whole) == 1 and core.has_work():
+            for name, seconds in profile():
+                prefill[name] += seconds
         if decoding and num_profiled < PROFILED_STEPS and core.has_work():
             num_profiled += 1
-            for name, seconds in originals[0].tape.profile(originals[0]._eager._step):
+            for name, seconds in profile():
                 profiles[name] += seconds / PROFILED_STEPS
     runner._forward, runner._batches.build, runner._sampler.sample = originals
     del core.scheduler.schedule, core.scheduler.update_from_output
 
     decode = slice(-num_steps, -1) if num_steps > 1 else slice(None)
-    print(f"-- {num_reqs} requests of {prompt_len} tokens: prefill {1e3 * sum(whole[:-num_steps]):.1f} ms")
+    print(f"-- {num_reqs} requests of {prompt_len} tokens: prefill {1e3 * sum(whole[:-num_steps]):.1f} ms, its first step {1e3 * whole[0]:.1f}")
+    print_profile(prefill)
     if num_steps <= 1:
         return
     total = statistics.median(whole[decode])
     print(f"   step {1e3 * total:.3f} ms = {num_reqs / total:.0f} tokens/s")
     for name, part in parts.items():
         print(f"   {name:10s} {1e3 * statistics.median(part.seconds[decode]):8.3f} ms")
-    for name, seconds in sorted(profiles.items(), key=lambda item: -item[1]):
+    print_profile(profiles)
+
+
+def print_profile(profile: dict[str, float]) -> None:
+    for name, seconds in sorted(profile.items(), key=lambda item: -item[1]):
         print(f"      {name:40s} {1e3 * seconds:8.3f} ms")
 
 

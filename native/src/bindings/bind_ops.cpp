@@ -64,9 +64,9 @@ void run_row_wise(Executor& executor, RowInstruction instruction, const FloatRow
             "operands and result must have the same number of rows");
     std::byte* slots[] = {bytes(a.data()), b ? bytes(b->data()) : nullptr, bytes(out.data())};
     RowProgram program(executor.isa);
-    instruction.a = program.add_value({static_cast<int64_t>(a.shape(1)), 0, false});
-    if (b != nullptr) instruction.b = program.add_value({static_cast<int64_t>(b->shape(1)), 1, false});
-    instruction.out = program.add_value({static_cast<int64_t>(out.shape(1)), 2, false});
+    instruction.a = program.add_value({static_cast<int64_t>(a.shape(1)), static_cast<int64_t>(a.shape(1)), 0, false});
+    if (b != nullptr) instruction.b = program.add_value({static_cast<int64_t>(b->shape(1)), static_cast<int64_t>(b->shape(1)), 1, false});
+    instruction.out = program.add_value({static_cast<int64_t>(out.shape(1)), static_cast<int64_t>(out.shape(1)), 2, false});
     program.add(instruction);
     view.slots = slots;
     view.num_rows = static_cast<int64_t>(a.shape(0));
@@ -89,7 +89,7 @@ void embedding(Executor& executor, const PackedMatrix& matrix, const Ints& ids, 
     instruction.kind = RowInstruction::Kind::embed;
     instruction.matrix = &matrix;
     instruction.factor = factor;
-    instruction.out = program.add_value({matrix.in_features, 0, false});
+    instruction.out = program.add_value({matrix.in_features, matrix.in_features, 0, false});
     program.add(instruction);
     View view;
     view.num_rows = batch.num_tokens;
@@ -115,11 +115,11 @@ void linear(Executor& executor, const PackedMatrix& matrix, const FloatRows& x, 
     RowProgram program(executor.isa);
     RowInstruction prepare;
     prepare.kind = RowInstruction::Kind::prepare;
-    prepare.a = program.add_value({matrix.in_features, 0, false});
+    prepare.a = program.add_value({matrix.in_features, matrix.in_features, 0, false});
     prepare.matrix = &matrix;
     prepare.prepared = 1;
     program.add(prepare);
-    const LinearOp product(matrix, 1, 2, -1, softcap);
+    const LinearOp product(matrix, 1, {2, matrix.out_features}, {}, softcap);
     run_steps(executor, {&program, &product}, view);
 }
 

@@ -11,9 +11,9 @@ constexpr int64_t kSharesPerThread = 4;  // small enough to even out a core that
 void LinearOp::run(const ThreadPool::Team& team, const View& view) const {
     Epilogue epilogue;
     epilogue.softcap = softcap_;
-    if (residual_ >= 0) {
-        epilogue.residual = view.floats(residual_);
-        epilogue.residual_stride = matrix_.out_features;
+    if (residual_.slot >= 0) {
+        epilogue.residual = view.floats(residual_.slot);
+        epilogue.residual_stride = residual_.stride;
     }
     const int64_t panels = matrix_.num_panels();
     const int64_t row_block = std::max<int64_t>(1, matrix_.row_block());
@@ -22,7 +22,7 @@ void LinearOp::run(const ThreadPool::Team& team, const View& view) const {
     team.for_each(row_blocks * shares, [&](int64_t item) {
         const int64_t row = item / shares * row_block, share = item % shares;
         matrix_.multiply(view.slots[prepared_], row, std::min(row + row_block, view.num_rows), panels * share / shares,
-                         panels * (share + 1) / shares, view.floats(out_), matrix_.out_features, epilogue);
+                         panels * (share + 1) / shares, view.floats(out_.slot), out_.stride, epilogue);
     });
     team.barrier();
 }

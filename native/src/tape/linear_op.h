@@ -7,8 +7,14 @@ namespace pellucid {
 
 class LinearOp : public RowOp {
   public:
-    // Slots: prepared (by a RowProgram), out, and the residual to add (or -1).
-    LinearOp(const PackedMatrix& matrix, int prepared, int out, int residual = -1, float softcap = 0)
+    // A slot (-1: none) and how many floats from one of its rows to the next.
+    struct Rows {
+        int slot = -1;
+        int64_t stride = 0;
+    };
+
+    // prepared: a slot that a RowProgram fills. residual: to be added.
+    LinearOp(const PackedMatrix& matrix, int prepared, Rows out, Rows residual, float softcap)
         : matrix_(matrix), prepared_(prepared), out_(out), residual_(residual), softcap_(softcap) {}
 
     std::string name() const override {
@@ -20,8 +26,8 @@ class LinearOp : public RowOp {
   private:
     const PackedMatrix& matrix_;
     const int prepared_;
-    const int out_;
-    const int residual_;
+    const Rows out_;
+    const Rows residual_;
     const float softcap_;
 };
 

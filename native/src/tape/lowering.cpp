@@ -104,8 +104,9 @@ class Lowering {
         slot_of_[node] = new_slot(node);
         touch(prepare.prepared);
         if (n.residual >= 0) touch(slot_of_[n.residual]);
-        segment_->ops.push_back(std::make_unique<LinearOp>(*n.row.matrix, prepare.prepared, slot_of_[node],
-                                                           n.residual >= 0 ? slot_of_[n.residual] : -1, n.row.factor));
+        const LinearOp::Rows residual = n.residual >= 0 ? rows_of(slot_of_[n.residual]) : LinearOp::Rows{};
+        segment_->ops.push_back(std::make_unique<LinearOp>(*n.row.matrix, prepare.prepared, rows_of(slot_of_[node]),
+                                                           residual, n.row.factor));
         ++step_;
     }
 
@@ -152,15 +153,32 @@ class Lowering {
 
     int own_value(int node) {
         const Node& n = graph_.nodes[node];
-        RowValue value{n.width, slot_of_[node], slot_of_[node] >= 0 && n.space != segment_->space};
+        const int slot = slot_of_[node];
+        RowValue value{n.width, slot >= 0 ? rows_of(slot).stride : 0, slot, slot >= 0 && n.space != segment_->space};
         if (value.slot >= 0) touch(value.slot);
         return values_[node] = program().add_value(value);
+    }
+
+    LinearOp::Rows rows_of(int slot) const {
+        return {slot, static_cast<int64_t>(tape_->slots[slot].row_bytes / sizeof(float))};
+    }
+
+    // An odd number of cache lines, so that the rows that a matrix product writes at once do not compete for a few sets of
+    // the caches: widths like 3072 are multiples of 4096 bytes. What attention or the caller sees has no gaps.
+    int64_t stride_of(int node) const {
+        constexpr int64_t kLine = 16;
+        const int64_t width = graph_.nodes[node].width;
+        bool exact = node == graph_.result || graph_.nodes[node].kind == NodeKind::attention;
+        for (int user : users_[node]) exact = exact || graph_.nodes[user].kind == NodeKind::attention;
+        if (exact) return width;
+        const int64_t lines = (width + kLine - 1) / kLine;
+        return (lines + (lines % 2 == 0)) * kLine;
     }
 
     int new_slot(int node) {
         Slot slot;
         slot.space = graph_.nodes[node].space;
-        slot.row_bytes = graph_.nodes[node].width * sizeof(float);
+        slot.row_bytes = static_cast<size_t>(stride_of(node)) * sizeof(float);
         tape_->slots.push_back(slot);
         lifetimes_.emplace_back();
         const int number = static_cast<int>(tape_->slots.size()) - 1;

@@ -39,7 +39,7 @@ void RowProgram::run_row(const View& view, int64_t row) const {
     for (size_t i = 0; i < values_.size(); ++i) {
         const RowValue& value = values_[i];
         at[i] = value.slot < 0 ? memory + scratch_offsets_[i]
-                               : view.floats(value.slot) + (value.gathered ? view.gather[row] : row) * value.width;
+                               : view.floats(value.slot) + (value.gathered ? view.gather[row] : row) * value.stride;
     }
     for (const RowInstruction& step : instructions_) {
         switch (step.kind) {

@@ -14,6 +14,7 @@ namespace pellucid {
 // A row of float32 that an instruction reads or writes: of a slot, or (slot < 0) of the thread's scratch memory.
 struct RowValue {
     int64_t width = 0;
+    int64_t stride = 0;  // floats from a row of the slot to the next
     int slot = -1;
     bool gathered = false;  // read at View::gather[row]
 };
