@@ -4,6 +4,7 @@
 // A super-block of the panel (256 elements of k) is unpacked once, codes to bytes and scales to float32, into a buffer
 // that stays in L1, and then serves all rows of the tile. Per output element: exact int32 sums inside a group, one chain of
 // float32 operations over the groups in order of k.
+#include "linear/group_row.h"
 #include "linear/tiles.h"
 
 namespace pellucid {
@@ -334,8 +335,10 @@ void multiply_panel(const std::byte* panel, const GroupedRow& layout, const Tile
 
 template <GroupFormat format, bool fine>
 void multiply(const Panels& panels, const GroupedRow& layout, const Tile& all) {
-    for_each_panel(panels, all,
-                   [&](const std::byte* panel, const Tile& tile) { multiply_panel<format, fine>(panel, layout, tile); });
+    for_each_panel(panels, all, [&](const std::byte* panel, const Tile& tile) {
+        if (tile.num_rows == 1) multiply_row<format, fine>(panel, layout, tile);
+        else multiply_panel<format, fine>(panel, layout, tile);
+    });
 }
 
 }  // namespace
