@@ -4,7 +4,7 @@
 // A super-block of the panel (256 elements of k) is unpacked once, codes to bytes and scales to float32, into a buffer
 // that stays in L1, and then serves all rows of the tile. Per output element: exact int32 sums inside a group, one chain of
 // float32 operations over the groups in order of k.
-#include "linear/group_row.h"
+#include "linear/few_rows_of_groups.h"
 #include "linear/tiles.h"
 
 namespace pellucid {
@@ -334,10 +334,20 @@ void multiply_panel(const std::byte* panel, const GroupedRow& layout, const Tile
 }
 
 template <GroupFormat format, bool fine>
+struct FewRows {
+    const std::byte* panel;
+    const GroupedRow& layout;
+    const Tile& tile;
+
+    template <int R>
+    void rows(int64_t, int64_t, int64_t) const { multiply_few_rows<format, fine, R>(panel, layout, tile); }
+};
+
+template <GroupFormat format, bool fine>
 void multiply(const Panels& panels, const GroupedRow& layout, const Tile& all) {
     for_each_panel(panels, all, [&](const std::byte* panel, const Tile& tile) {
-        if (tile.num_rows == 1) multiply_row<format, fine>(panel, layout, tile);
-        else multiply_panel<format, fine>(panel, layout, tile);
+        if (tile.num_rows > kFewRowsOfGroups) multiply_panel<format, fine>(panel, layout, tile);
+        else for_row_tiles<kFewRowsOfGroups>(tile.num_rows, FewRows<format, fine>{panel, layout, tile});
     });
 }
 
