@@ -143,6 +143,19 @@ def test_a_query_has_the_same_bits_alone_batched_and_chunked(
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize(("num_heads", "head_dim"), [(7, 80), (1, 8), (17, 32)])
+def test_a_query_has_the_same_bits_whatever_the_heads(isa: str, kv_dtype: str, num_heads: int, head_dim: int) -> None:
+    """Dimensions that fill no register, and more heads than a micro-kernel takes rows."""
+    shape = {"num_heads": num_heads, "num_kv_heads": 1, "head_dim": head_dim}
+    case = Case(CpuKernels(num_threads=2, isa=isa), [150], kv_dtype=kv_dtype, poison=True, **shape)
+    whole = case.attend([(0, 150)])
+    assert torch.equal(torch.cat([case.attend([(0, 17)]), case.attend([(17, 133)])]), whole)
+    for position in (0, 15, 33, 127, 149):
+        assert torch.equal(case.attend([(position, 1)])[0], whole[position])
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 def test_threads_share_a_long_context_without_changing_a_bit(isa: str, kv_dtype: str) -> None:
     case = Case(CpuKernels(num_threads=3, isa=isa), [1500], kv_dtype=kv_dtype)
     shared = case.attend([(1499, 1)])

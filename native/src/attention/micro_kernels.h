@@ -1,6 +1,8 @@
 // The two small matrix products of attention over 16-key tiles, in float32 and, where the machine has it, in bf16.
 // Only for *.isa.cpp files.
 //
+// (The tile registers' are in micro_kernels_tiles.h.)
+//
 // scores: s[r][16 t + key] = q[r] . key, over dimensions in ascending order
 // values: out[r][d] = sum over keys in ascending order of p[r][key] * value[key][d]
 #pragma once
@@ -18,7 +20,11 @@ constexpr int kRowsInRegisters = 2, kVectorsInRegisters = 2, kDirectRows = 4, kD
 #else
 constexpr int kRowsInRegisters = 2, kVectorsInRegisters = 1, kDirectRows = 2, kDirectVectors = 1;
 #endif
-constexpr int kMostRows = 6;  // of all kinds
+#if defined(PELLUCID_TILES)
+constexpr int kMostRows = 16;  // of all kinds
+#else
+constexpr int kMostRows = 6;
+#endif
 
 constexpr int kChunkTiles = 8;
 constexpr int kChunk = kChunkTiles * kTileKeys;
@@ -30,6 +36,14 @@ struct KeyRange {
     int tile_begin() const { return first / kTileKeys; }
     int tile_end() const { return (last + kTileKeys - 1) / kTileKeys; }
 };
+
+// x of tile t, with `other` for the keys outside `mine`.
+PELLUCID_INLINE Vec only_visible(Vec x, int t, KeyRange mine, float other) {
+    const int first = mine.first - t * kTileKeys, last = mine.last - t * kTileKeys;
+    if (last < kTileKeys) x = keep_first(x, last > 0 ? last : 0, other);
+    if (first > 0) x = drop_first(x, first < kTileKeys ? first : kTileKeys, other);
+    return x;
+}
 
 // Element: of queries and weights. TileElement: of keys and values, as the micro-kernels read them.
 struct F32 {
@@ -166,7 +180,7 @@ struct F32OverBf16 : F32 {
     }
 };
 
-#if defined(PELLUCID_DOTS)
+#if defined(PELLUCID_DOTS) && !defined(PELLUCID_TILES)
 struct Bf16 {
     using Element = uint16_t;
     using TileElement = uint16_t;

@@ -5,7 +5,7 @@
 namespace pellucid {
 namespace {
 
-constexpr int64_t kRowsPerTask = 48;     // queries x heads that share a pass over the keys
+constexpr int64_t kRowsPerTask = 96;     // queries x heads that share a pass over the keys
 constexpr int64_t kTasksPerThread = 8;   // below this, long contexts are split among threads
 
 int64_t first_visible_chunk(const AttentionParams& params, int64_t position) {
