@@ -53,6 +53,33 @@ def test_linear(num_threads: int, dtype: torch.dtype, in_features: int, out_feat
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("in_features", "out_features"), [(1536, 576), (2048, 640)])
+def test_linear_where_only_rounding_remains(
+    num_threads: int, dtype: torch.dtype, with_bias: bool, in_features: int, out_features: int
+) -> None:
+    """Terms cancel in pairs, so that another order of summation shows in bfloat16 as well."""
+    order = torch.randperm(in_features, generator=torch.Generator().manual_seed(3))
+    half_weight, half_x = normal(out_features, in_features // 2, seed=1), normal(600, in_features // 2, dtype=dtype)
+    kernels = TorchKernels(dtype=dtype)
+    weight = kernels.pack_linear(
+        [torch.cat([half_weight, -half_weight], dim=1)[:, order]],
+        bias=normal(out_features, seed=2) * 1e-6 if with_bias else None,
+    )
+    x = torch.cat([half_x, half_x], dim=1)[:, order]
+    assert_rows_do_not_notice_each_other(lambda rows: kernels.linear(rows, weight), x)
+
+
+def test_a_matrix_too_large_for_one_call_is_cut_by_columns() -> None:
+    kernels = TorchKernels()
+    weight = kernels.pack_linear([normal(17000, 1024, seed=1)], bias=normal(17000, seed=2))
+    x = normal(20, 1024)
+    whole = kernels.linear(x, weight)
+    torch.testing.assert_close(whole, x @ weight.weight.T + weight.bias, rtol=1e-4, atol=1e-3)
+    assert torch.equal(kernels.linear(x[7:9], weight), whole[7:9])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("softcap", [None, 30.0])
 def test_logits(num_threads: int, dtype: torch.dtype, softcap: float | None) -> None:
     kernels = TorchKernels(dtype=dtype)

@@ -1,65 +1,108 @@
 """Matrix products whose rows do not notice each other.
 
-A BLAS picks its inner loops by the number of rows (one row: a matrix-vector routine; a thread's share under four rows:
-another kernel), and each sums in its own order. Given only multiples of ROW_TILE rows, the CPU libraries torch ships
-use one kernel for every row, whatever the number of rows or threads (measured with 1 to 16 threads;
-tests/kernels/test_torch_matmul.py repeats it). GPU libraries choose by the whole shape, so there every call has the
-same one.
+A library picks its inner loops by a product's shape, and each sums in its own order. MKL does so by the number of rows
+and of threads (with AVX2 the last two of 8 or 32 rows go another way than those above them), oneDNN with tile registers
+by whether there are more than 32 rows; on other processors all multiples of 8 rows are alike. No such rule is relied
+upon: on a CPU, rows are computed in calls of sizes that `summation` has found to give a row the same bits, there and
+with that number of threads. GPU libraries choose by the whole shape, so there every call has the same one.
 """
 
 from __future__ import annotations
 
 import torch
 
-ROW_TILE = 8
+from pellucid.kernels.torch.summation import REFERENCE_ROWS, Piece, Product, sums_alike
+
 GPU_ROWS = 64  # rows of every product on a GPU
 GPU_BATCH = 32  # matrices of every batched product on a GPU
+ELEMENTS_AT_ONCE = 1 << 24  # of a matrix: a trial of sizes has one of its own
+ALIGNMENT = 64  # bytes: where torch's allocations begin, and so what the trials have
 
 
 def round_up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+class FixedShapes:
+    """Calls of one shape, where nothing is known of what a library does with another."""
+
+    def row_pieces(self, rows: int) -> list[Piece]:
+        return [Piece(first, GPU_ROWS) for first in range(0, rows, GPU_ROWS)]
+
+    def batch_pieces(self, matrices: int, rows: int) -> list[Piece]:
+        return [Piece(first, GPU_BATCH) for first in range(0, matrices, GPU_BATCH)]
+
+
 class InvariantMatmul:
     """`linear` and `batched`: as in torch, but a row's bits depend on that row and the matrix alone."""
 
     def __init__(self, device: torch.device) -> None:
-        self._fixed_shapes = device.type != "cpu"
+        self._fixed_shapes = FixedShapes() if device.type != "cpu" else None
 
     def padded_rows(self, rows: int) -> int:
-        """How many rows `batched` wants for this many rows of content."""
-        return round_up(rows, GPU_ROWS if self._fixed_shapes else ROW_TILE)
+        """How many rows `batched` need not pad, for this many rows of content."""
+        return round_up(rows, GPU_ROWS if self._fixed_shapes else REFERENCE_ROWS)
 
     def linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x @ weight.T + bias: [T, in], [out, in], [out] -> [T, out]."""
-        rows = x.shape[0]
-        padded = _pad_rows(x, self.padded_rows(rows))
-        if not self._fixed_shapes:
-            return torch.nn.functional.linear(padded, weight, bias)[:rows]
-        tiles = [
-            torch.nn.functional.linear(padded[row : row + GPU_ROWS], weight, bias) for row in range(0, rows, GPU_ROWS)
+        columns = max(ELEMENTS_AT_ONCE // weight.shape[1] // ALIGNMENT, 1) * ALIGNMENT
+        if self._fixed_shapes or weight.shape[0] <= columns:
+            return self._linear(x, weight, bias)
+        weights = weight.split(columns)
+        biases = [None] * len(weights) if bias is None else bias.split(columns)
+        return torch.cat([self._linear(x, *part) for part in zip(weights, biases, strict=True)], dim=1)
+
+    def _linear(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        rows, (out_features, in_features) = x.shape[0], weight.shape
+        product = self._fixed_shapes or Product(
+            in_features, out_features, x.dtype, torch.get_num_threads(), has_bias=bias is not None
+        )
+        results = [
+            torch.nn.functional.linear(_aligned(_padded(x[first : first + size], 0, size)), weight, bias)
+            for first, size in product.row_pieces(rows)
         ]
-        return torch.cat(tiles)[:rows] if tiles else x.new_empty(0, weight.shape[0])
+        if not results:
+            return x.new_empty(0, out_features)
+        return (results[0] if len(results) == 1 else torch.cat(results))[:rows]
 
     def batched(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        """a @ b: [B, M, K], [B, K, N] -> [B, M, N]; M must be `padded_rows` of something. K and N are the caller's
-        to keep fixed."""
-        if not self._fixed_shapes:
-            if a.shape[0] == 1:  # a single product may be cut along K by three threads and more, several are not
-                return torch.bmm(a.repeat(2, 1, 1), b.repeat(2, 1, 1))[:1]
-            return torch.bmm(a, b)
-        batch, rows = a.shape[:2]
-        out = a.new_empty(batch, rows, b.shape[2])
-        for first in range(0, batch, GPU_BATCH):
-            matrices = slice(first, first + GPU_BATCH)
-            b_tile = _pad_rows(b[matrices], GPU_BATCH)
-            for row in range(0, rows, GPU_ROWS):
-                a_tile = _pad_rows(a[matrices, row : row + GPU_ROWS], GPU_BATCH)
-                out[matrices, row : row + GPU_ROWS] = torch.bmm(a_tile, b_tile)[: batch - first]
+        """a @ b: [B, M, K], [B, K, N] -> [B, M, N]. K and N are the caller's to keep fixed."""
+        (batch, rows, in_features), out_features = a.shape, b.shape[2]
+        transposed = b.transpose(1, 2).is_contiguous()
+        if not transposed:
+            b = b.contiguous()
+        if self._fixed_shapes:
+            return self._in_pieces(self._fixed_shapes, a, b)
+        product = Product(
+            in_features, out_features, a.dtype, torch.get_num_threads(), batched=True, transposed=transposed
+        )
+        if sums_alike(product, batch, rows):  # attention has few shapes: try the very one
+            return torch.bmm(_aligned(a), _aligned(b))
+        return self._in_pieces(product, a, b)
+
+    def _in_pieces(self, product: Product | FixedShapes, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        (batch, rows, _), out_features = a.shape, b.shape[2]
+        out = a.new_empty(batch, rows, out_features)
+        for first_row, num_rows in product.row_pieces(rows):
+            a_rows = _padded(a[:, first_row : first_row + num_rows], 1, num_rows)
+            for first, size in product.batch_pieces(batch, num_rows):
+                a_piece = _aligned(_padded(a_rows[first : first + size], 0, size))
+                values = torch.bmm(a_piece, _aligned(_padded(b[first : first + size], 0, size)))
+                out[first : first + size, first_row:][:, :num_rows] = values[: batch - first, : rows - first_row]
         return out
 
 
-def _pad_rows(x: torch.Tensor, rows: int) -> torch.Tensor:
-    """x with zeros appended along its first dimension."""
-    missing = rows - x.shape[0]
-    return torch.cat([x, x.new_zeros(missing, *x.shape[1:])]) if missing else x
+def _padded(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """x with zeros appended along a dimension."""
+    missing = size - x.shape[dim]
+    if not missing:
+        return x
+    shape = list(x.shape)
+    shape[dim] = missing
+    return torch.cat([x, x.new_zeros(shape)], dim=dim)
+
+
+def _aligned(x: torch.Tensor) -> torch.Tensor:
+    """x where a library's loops find it in a trial too: at the beginning of an allocation, without gaps."""
+    dense = x.is_contiguous() or (x.dim() == 3 and x.transpose(1, 2).is_contiguous())
+    return x if dense and x.data_ptr() % ALIGNMENT == 0 else x.clone(memory_format=torch.contiguous_format)
