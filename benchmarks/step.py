@@ -86,7 +86,8 @@ def measure(core: Any, num_reqs: int, prompt_len: int, num_steps: int, vocab_siz
     del core.scheduler.schedule, core.scheduler.update_from_output
 
     decode = slice(-num_steps, -1) if num_steps > 1 else slice(None)
-    print(f"-- {num_reqs} requests of {prompt_len} tokens: prefill {1e3 * sum(whole[:-num_steps]):.1f} ms, its first step {1e3 * whole[0]:.1f}")
+    prefill_ms, first_ms = 1e3 * sum(whole[:-num_steps]), 1e3 * whole[0]
+    print(f"-- {num_reqs} requests of {prompt_len} tokens: prefill {prefill_ms:.1f} ms, its first step {first_ms:.1f}")
     print_profile(prefill)
     if num_steps <= 1:
         return
