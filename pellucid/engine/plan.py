@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from pellucid.core.kv_budget import (
     accelerator_kv_bytes,
@@ -176,8 +177,13 @@ def plan_table(
     kv_memory_bytes: int | None = None,
     measure: bool = True,
     num_threads: int | None = None,
+    on_measure: Callable[[str], None] = lambda _: None,
 ) -> list[PlanRow]:
-    """A row for each format and context. measure: predict speed, where there are native kernels to measure."""
+    """A row for each format and context.
+
+    measure: predict speed, where there are native kernels to measure.
+    on_measure: told the format before it is measured, which takes some seconds; not where it was before.
+    """
     config = read_model_config(files)
     kv = KVFormat.named(kv_dtype)
     if load_native()[0] is None:
@@ -188,7 +194,9 @@ def plan_table(
         num_bytes = sum(weight.num_bytes for weight in weights)
         speed: SpeedPrediction | None = None
         if measure:
-            speed = predict_speed(config, weights, "bf16" if kv_dtype in ("auto", "f16") else kv_dtype, num_threads)
+            name = quantization or _unquantized()
+            kv_type = "bf16" if kv_dtype in ("auto", "f16") else kv_dtype
+            speed = predict_speed(config, weights, kv_type, num_threads, on_measure=partial(on_measure, name))
         for context in contexts:
             request = kv.cache_bytes(config, context)
             pool, _ = _pool_bytes(None, kv_memory_bytes, num_bytes, request)

@@ -6,7 +6,7 @@ import hashlib
 import io
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,14 +83,21 @@ def predict_speed(
     kv_dtype: str,
     num_threads: int | None = None,
     remember: bool = True,
+    on_measure: Callable[[], None] = lambda: None,
 ) -> SpeedPrediction:
     """Measures a layer, unless this machine has measured one like it before.
 
     remember: False measures in any case, and keeps nothing.
+    on_measure: called before a measurement, which takes some seconds.
     Raises RuntimeError without native kernels, ValueError for a model that is not made of such layers.
     """
     shape, layer_bytes, body_bytes = _layer_shape(config, weights, kv_dtype)
-    layer = _measured(shape, num_threads) if remember else measure_layer(shape, num_threads)
+    layer = _known(shape, num_threads) if remember else None
+    if layer is None:
+        on_measure()
+        layer = measure_layer(shape, num_threads)
+        if remember:
+            _keep(shape, num_threads, layer)
     return SpeedPrediction(layer, body_bytes / layer_bytes)
 
 
@@ -137,14 +144,13 @@ def _part(weight: ResidentWeight) -> Part:
 # kept on disk --------------------------------------------------------------------------------------------------------
 
 
-def _measured(shape: LayerShape, num_threads: int | None) -> LayerSpeed:
+def _known(shape: LayerShape, num_threads: int | None) -> LayerSpeed | None:
+    return _read(cache_dir() / CACHE_FILE).get(_key(shape, num_threads))
+
+
+def _keep(shape: LayerShape, num_threads: int | None, layer: LayerSpeed) -> None:
     path = cache_dir() / CACHE_FILE
-    known = _read(path)
-    key = _key(shape, num_threads)
-    if key not in known:
-        known[key] = measure_layer(shape, num_threads)
-        _write(path, known)
-    return known[key]
+    _write(path, _read(path) | {_key(shape, num_threads): layer})
 
 
 def _key(shape: LayerShape, num_threads: int | None) -> str:

@@ -114,12 +114,18 @@ def test_a_speed_is_measured_once_a_machine(tmp_path: Path, monkeypatch: pytest.
     make_tiny_checkpoint(tmp_path / "model", "qwen3")
     files = resolve_model(str(tmp_path / "model"))
     config = read_model_config(files)
-    first = predict_speed(config, weights_in_memory(files, config, None), "bf16", 1)
+    said: list[str] = []
+    first = predict_speed(
+        config, weights_in_memory(files, config, None), "bf16", 1, on_measure=lambda: said.append("once")
+    )
     assert min(first.layer.decode_s) > 0
     assert first.layers == config.num_layers
     assert first.decode_tokens_per_second(8, 64) > 0
     monkeypatch.setattr(speed_module, "measure_layer", lambda *_: pytest.fail("measured again"))
-    assert predict_speed(config, weights_in_memory(files, config, None), "bf16", 1) == first
+    again = predict_speed(
+        config, weights_in_memory(files, config, None), "bf16", 1, on_measure=lambda: pytest.fail("told of measuring")
+    )
+    assert (again, said) == (first, ["once"])
     (tmp_path / "cache" / "speed.json").write_text("not json")
     monkeypatch.setattr(speed_module, "measure_layer", lambda *_: SPEED)
     assert predict_speed(config, weights_in_memory(files, config, None), "bf16", 1).layer == SPEED
