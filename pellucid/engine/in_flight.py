@@ -7,6 +7,7 @@ passed on, and gives it again when the engine is gone. Pure bookkeeping: no cloc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import msgspec
 
@@ -105,7 +106,7 @@ class InFlightRequests:
         if output.finish_reason is not None:
             del self._requests[output.request_id]
         self._trim_suspects()
-        return lambda: request.sink(seen)
+        return partial(request.sink, seen)
 
     def was_in_a_dead_engine(self, request_id: str) -> bool:
         return self._requests[request_id].is_replay
@@ -144,7 +145,7 @@ class InFlightRequests:
             finish_reason=FinishReason.ERROR,
             error=error,
         )
-        return lambda: request.sink(output)
+        return partial(request.sink, output)
 
     def _trim_suspects(self) -> None:
         if self._suspects:

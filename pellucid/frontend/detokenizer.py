@@ -50,8 +50,9 @@ class IncrementalDetokenizer:
     ) -> None:
         self._table = table
         self._skipped = table.special_token_ids.difference(shown_token_ids) if skip_special_tokens else frozenset()
+        self._has_byte_tokens = table.has_byte_fallback
         self._stream: _ByteLevelStream | _ByteFallbackStream = (
-            _ByteFallbackStream() if table.has_byte_fallback else _ByteLevelStream()
+            _ByteFallbackStream() if self._has_byte_tokens else _ByteLevelStream()
         )
         has_text = self._read_tail(prompt_token_ids)
         self._strip_space = table.strips_leading_space and not has_text
@@ -83,8 +84,9 @@ class IncrementalDetokenizer:
         """Take the next output token; returns the text that is now certain."""
         if token_id in self._skipped:
             return ""
-        text = self._stream.push(self._table.token_bytes(token_id), self._table.is_byte_token(token_id))
-        return self._without_leading_space(text)
+        is_byte = self._has_byte_tokens and self._table.is_byte_token(token_id)
+        text = self._stream.push(self._table.token_bytes(token_id), is_byte)
+        return self._without_leading_space(text) if self._strip_space else text
 
     def flush(self) -> str:
         """The output is at its end: what is left of it."""
@@ -101,21 +103,26 @@ class _ByteLevelStream:
     """Every token is bytes, and the text is their UTF-8 (byte-level BPE)."""
 
     def __init__(self) -> None:
+        self.has_pending = False
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._owns_pending = True
-
-    @property
-    def has_pending(self) -> bool:
-        return bool(self._decoder.getstate()[0])
 
     def disown(self) -> None:
         """Bytes that are pending now are somebody else's: left incomplete, they are not for us to replace."""
         self._owns_pending = not self.has_pending
 
     def push(self, data: bytes, is_byte: bool) -> str:
-        return self._ours(self._decoder.decode(data))
+        if not self.has_pending:
+            try:
+                return data.decode()  # nearly every token is whole characters
+            except UnicodeDecodeError:
+                pass
+        text = self._decoder.decode(data)
+        self.has_pending = bool(self._decoder.getstate()[0])
+        return self._ours(text)
 
     def flush(self) -> str:
+        self.has_pending = False
         return self._ours(self._decoder.decode(b"", final=True))
 
     def _ours(self, text: str) -> str:

@@ -113,7 +113,15 @@ class CompletionProcessor:
         if isinstance(self._stop, ContentStops):
             self._stop.saw(token_id)
         text = detokenizer.push(token_id) if has_text else ""
-        needs = self._text_length + len(text) + (1 if detokenizer.has_pending_bytes else 0)
+        is_partial = detokenizer.has_pending_bytes
+        if self._stop is None and not is_partial and not self._held:  # the usual case: nothing has to wait
+            if text:
+                self._text.append(text)
+                self._text_length += len(text)
+                self._released_length += len(text)
+            self._release_token(token_id, logprob)
+            return False
+        needs = self._text_length + len(text) + (1 if is_partial else 0)
         self._held.append((token_id, logprob, needs))
         return self._release(text)
 
@@ -161,6 +169,7 @@ class RequestProcessor:
         self.prepared = prepared
         self.metrics = RequestMetrics(arrival_time=prepared.arrival_time)
         self.num_cached_tokens = 0
+        self.is_finished = False
         self._completions = {
             child.value.request_id: CompletionProcessor(child, prepared.prompt_token_ids, table)
             for child in prepared.children
@@ -170,12 +179,11 @@ class RequestProcessor:
         self._first_child_id = prepared.children[0].value.request_id
 
     @property
-    def is_finished(self) -> bool:
-        return all(completion.finish_reason is not None for completion in self._completions.values())
-
-    @property
     def has_news(self) -> bool:
-        return any(completion.has_news for completion in self._completions.values())
+        for completion in self._completions.values():  # not any(): a generator costs more than the few there are
+            if completion.has_news:
+                return True
+        return False
 
     @property
     def num_unread_tokens(self) -> int:
@@ -207,9 +215,12 @@ class RequestProcessor:
             self._pooled = output.pooled
             if output.prompt_logprobs is not None:
                 self._prompt_logprobs = [None, *output.prompt_logprobs]
-        must_abort = self._completions[output.request_id].process(output)
-        if self.is_finished:
-            self.metrics.finished_time = now
+        completion = self._completions[output.request_id]
+        must_abort = completion.process(output)
+        if completion.finish_reason is not None:
+            self.is_finished = not self.unfinished_ids()
+            if self.is_finished:
+                self.metrics.finished_time = now
         return must_abort
 
     def on_event(self, event: Event) -> None:
@@ -221,6 +232,7 @@ class RequestProcessor:
     def fail(self, reason: FinishReason, error: str | None = None) -> None:
         for completion in self._completions.values():
             completion.fail(reason, error)
+        self.is_finished = True
         self.metrics.finished_time = self.metrics.finished_time or time.time()
 
     def take(self) -> RequestOutput:

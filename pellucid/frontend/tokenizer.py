@@ -49,6 +49,7 @@ class Tokenizer:
         self.has_byte_fallback = any(step["type"] == "ByteFallback" for step in steps)
         self._spells_space = any(step["type"] in ("Metaspace", "Replace") for step in steps)
         self.strips_leading_space = any(_strips_leading_space(step) for step in steps)
+        self._token_bytes: dict[int, bytes] = {}  # what `token_bytes` has spelled out before
 
     def _id_of(self, name: str) -> int | None:
         token = self.special_tokens.get(name)
@@ -113,6 +114,14 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """Exactly what the token adds to the text, which need not be whole UTF-8; empty for an id without a token."""
+        known = self._token_bytes.get(token_id)
+        if known is None:
+            known = self._spelled_out(token_id)
+            if known:  # at most one entry per token of the vocabulary
+                self._token_bytes[token_id] = known
+        return known
+
+    def _spelled_out(self, token_id: int) -> bytes:
         added = self.added_tokens.get(token_id)
         if added is not None:
             return added.encode("utf-8")
