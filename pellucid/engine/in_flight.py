@@ -105,7 +105,8 @@ class InFlightRequests:
         seen = request.take(output)
         if output.finish_reason is not None:
             del self._requests[output.request_id]
-        self._trim_suspects()
+        if self._suspects:
+            self._trim_suspects()
         return partial(request.sink, seen)
 
     def was_in_a_dead_engine(self, request_id: str) -> bool:

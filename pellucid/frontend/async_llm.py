@@ -24,6 +24,7 @@ from pellucid.frontend.output_processor import RequestProcessor
 from pellucid.frontend.outputs import EngineUnavailableError, QueueFullError
 from pellucid.frontend.request_stream import ActiveRequest, RequestStream
 from pellucid.frontend.requests import PreparedRequest, RequestPreparer
+from pellucid.frontend.rounds import Rounds
 from pellucid.frontend.tokenizer import Tokenizer
 from pellucid.frontend.watchers import Watchers
 from pellucid.loader.resolve import resolve_model
@@ -76,6 +77,7 @@ class AsyncLLM:
         self._grammar_checks = GrammarChecks(self._vocabulary, constraint_timeout_s)
         self._requests: dict[str, ActiveRequest] = {}
         self._children: dict[str, ActiveRequest] = {}  # by the engine's request ids
+        self._rounds = Rounds()
         self._is_draining = False
         self._departures = Departures()
         self._idle = asyncio.Event()
@@ -185,6 +187,7 @@ class AsyncLLM:
             max_unread_tokens=self._max_unread_tokens,
             client=self.client,
             on_end=self._forget,
+            rounds=self._rounds,
         )
         self._requests[prepared.request_id] = request
         self._idle.clear()

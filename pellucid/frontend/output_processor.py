@@ -33,6 +33,7 @@ class CompletionProcessor:
         self.error: str | None = None
         self.num_tokens = 0
         self.num_unread_tokens = 0
+        self._seed = child.seed
         self._min_tokens = params.min_tokens
         self._includes_stop = params.include_stop_str_in_output
         self._has_logprobs = params.logprobs is not None
@@ -91,7 +92,7 @@ class CompletionProcessor:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             error=self.error,
-            seed=self.child.seed,
+            seed=self._seed,
         )
         self._text, self._token_ids, self._logprobs = [], [], []
         self._finish_is_unread = False
@@ -179,13 +180,6 @@ class RequestProcessor:
         self._first_child_id = prepared.children[0].value.request_id
 
     @property
-    def has_news(self) -> bool:
-        for completion in self._completions.values():  # not any(): a generator costs more than the few there are
-            if completion.has_news:
-                return True
-        return False
-
-    @property
     def num_unread_tokens(self) -> int:
         """A measure of what waits for the reader; every alternative of a logprob counts."""
         return sum(completion.num_unread_tokens for completion in self._completions.values())
@@ -236,13 +230,18 @@ class RequestProcessor:
         self.metrics.finished_time = self.metrics.finished_time or time.time()
 
     def take(self) -> RequestOutput:
-        """What is new since the last call, of the continuations that have something new."""
-        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
+        """What is new since the last call, of the continuations that have something new; `outputs` is empty where none
+        has.
+        """
+        outputs = [completion.take() for completion in self._completions.values() if completion.has_news]
+        prompt_logprobs = self._prompt_logprobs
+        if outputs:
+            self._prompt_logprobs = None
         return RequestOutput(
             request_id=self.prepared.request_id,
             prompt=self.prepared.prompt,
             prompt_token_ids=self.prepared.prompt_token_ids,
-            outputs=[completion.take() for completion in self._completions.values() if completion.has_news],
+            outputs=outputs,
             finished=self.is_finished,
             prompt_logprobs=prompt_logprobs,
             pooled=self._pooled,

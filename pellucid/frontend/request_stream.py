@@ -17,6 +17,7 @@ from pellucid.frontend.outputs import (
     RequestOutput,
     RequestTimeoutError,
 )
+from pellucid.frontend.rounds import Rounds
 from pellucid.sampling.errors import CANNOT_CONTINUE, NO_TOKEN_LEFT
 
 # The engine ends a request at its deadline, and says where it was. Where no engine answers, the front end does, later.
@@ -28,6 +29,7 @@ class ActiveRequest:
     """A request from its submission to its end, kept by AsyncLLM. Everything happens on the event loop's thread.
 
     on_end: called once, when nothing of it is in the engine any more.
+    rounds: when its listener is told, where it has one.
     max_unread_tokens: a reader that leaves more than that unread is not there any more; None: no bound.
     """
 
@@ -40,6 +42,7 @@ class ActiveRequest:
         max_unread_tokens: int | None,
         client: EngineClient,
         on_end: Callable[[ActiveRequest], None],
+        rounds: Rounds,
     ) -> None:
         self.processor = processor
         self.final_only = final_only
@@ -47,6 +50,11 @@ class ActiveRequest:
         self.loop = asyncio.get_running_loop()
         self.exception: RequestError | None = None
         self.is_over = False
+        self.listener: Callable[[], bool] | None = None
+        self.listener_error: Exception | None = None
+        self.is_awaited = False  # its reader waits for news
+        self._is_due = False  # in the next round
+        self._rounds = rounds
         self._max_unread_tokens = max_unread_tokens
         self._client = client
         self._on_end = on_end
@@ -66,7 +74,7 @@ class ActiveRequest:
             self.fail(self._error_of(output))
         elif self.processor.is_finished:
             self._end()
-        elif self._reader_is_gone():
+        elif not self.is_awaited and self._reader_is_gone():
             self.fail(
                 RequestError(
                     f"nobody read the output: more than {self._max_unread_tokens} tokens were waiting, and the request "
@@ -74,6 +82,24 @@ class ActiveRequest:
                 )
             )
         elif not self.final_only:
+            self._tell()
+
+    def _tell(self) -> None:
+        if self.listener is None or not self.is_awaited:
+            self.news.set()
+        elif not self._is_due:
+            self._is_due = True
+            self._rounds.add(self._tell_listener)
+
+    def _tell_listener(self) -> None:
+        self._is_due = False
+        if self.is_over or not self.is_awaited or self.listener is None:
+            return  # the reader has been woken, or will look for news before it waits
+        try:
+            has_taken = self.listener()
+        except Exception as error:
+            self.listener_error, has_taken = error, False
+        if not has_taken:
             self.news.set()
 
     def fail(self, error: RequestError) -> None:
@@ -175,13 +201,30 @@ class RequestStream:
                     raise request.exception
                 break
             request.news.clear()
+            request.is_awaited = True
             try:
                 await request.news.wait()
             except asyncio.CancelledError:
                 request.abort()
                 self._is_read = True
                 raise
+            finally:
+                request.is_awaited = False
+            if request.listener_error is not None:
+                raise request.listener_error
         raise StopAsyncIteration
+
+    def listen(self, listener: Callable[[], bool]) -> None:
+        """From now on news that do not end the request are told to `listener`, where a task waits for them in
+        `__anext__`: it takes them by `take` and returns True, or returns False, and the task is woken as without it.
+
+        An exception of it is raised to that task.
+        """
+        self._request.listener = listener
+
+    def take(self) -> RequestOutput | None:
+        """For a listener: what is new."""
+        return None if self._is_read else self._take()
 
     async def final(self) -> RequestOutput:
         """All that has not been read yet as one finished RequestOutput; raises what reading would raise.
@@ -200,10 +243,9 @@ class RequestStream:
         self._request.abort()
 
     def _take(self) -> RequestOutput | None:
-        processor = self._request.processor
-        if not processor.has_news:
+        output = self._request.processor.take()
+        if not output.outputs:
             return None
-        output = processor.take()
         if self._request.exception is None:
             self._is_read = output.finished
             return output

@@ -33,7 +33,10 @@ class ChunkWriter:
 
     def output(self, prompt_index: int, output: RequestOutput) -> bytes:
         before, after = self._before, self._after
-        return b"".join([before + choice + after for choice in self.choices(prompt_index, output)])
+        choices = self.choices(prompt_index, output)
+        if len(choices) == 1:
+            return before + choices[0] + after
+        return b"".join([before + choice + after for choice in choices])
 
     def usage(self) -> dict[str, Any]:
         return self._generation.usage()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,6 +201,19 @@ class Generation:
             raise from_request_error(error) from error
         self._account(index, output)
         return index, output
+
+    def listen(self, listener: Callable[[], bool]) -> None:
+        """See RequestStream.listen. Several prompts have no listener: their outputs come through a queue, in order."""
+        if len(self.streams) == 1:
+            self.streams[0].listen(listener)
+
+    def take(self) -> tuple[int, RequestOutput] | None:
+        """For a listener: what is new."""
+        output = self.streams[0].take()
+        if output is None:
+            return None
+        self._account(0, output)
+        return 0, output
 
     async def finals(self) -> list[RequestOutput]:
         """Everything, one finished output per prompt."""

@@ -13,7 +13,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from pellucid.server.errors import ApiError
 
-CUT_OFF = "pellucid.cut_off"  # in scope["state"]: a function that closes the connection and drops what is unsent
+# In scope["state"], functions:
+CUT_OFF = "pellucid.cut_off"  # closes the connection and drops what is unsent
+IS_FULL = "pellucid.is_full"  # whether the next write would wait for the client to read
 
 
 def limited_protocol(*, max_head_bytes: int, head_timeout_s: float) -> type[asyncio.Protocol]:
@@ -43,7 +45,7 @@ def limited_protocol(*, max_head_bytes: int, head_timeout_s: float) -> type[asyn
             self._in_head, self._head_bytes = True, 0
             self._head_timer.cancel()
             self._head_timer = self.loop.call_later(head_timeout_s, self._head_timed_out)
-            self.scope["state"][CUT_OFF] = self.transport.abort
+            self.scope["state"] |= {CUT_OFF: self.transport.abort, IS_FULL: self._is_full}
 
         def on_headers_complete(self) -> None:
             self._in_head = False
@@ -64,6 +66,9 @@ def limited_protocol(*, max_head_bytes: int, head_timeout_s: float) -> type[asyn
                 431, f"The head of the request is larger than {max_head_bytes} bytes.", code="head_too_large"
             )
             self._write_error(error)
+
+        def _is_full(self) -> bool:
+            return self.flow.write_paused
 
         def _head_timed_out(self) -> None:
             if not self.transport.is_closing():

@@ -131,20 +131,17 @@ class _Shape:
         self._tokenizer = state.engine().tokenizer
         self._skip_special_tokens = skip_special_tokens
         self._logprobs: dict[int, CompletionLogprobs] = {}
-        self._begun: set[int] = set()
+        self.begun: set[int] = set()  # indices of choices that something was said of
         self._prompt_logprobs: dict[int, list[TokenLogprob | None]] = {}  # by prompt
         self.is_plain = body.logprobs is None and not body.return_token_ids and not only_prompt
 
     def index(self, prompt_index: int, choice: CompletionOutput) -> int:
         return prompt_index * self._num_choices + choice.index
 
-    def begins(self, index: int) -> bool:
-        return index not in self._begun
-
     def choice(self, prompt_index: int, output: RequestOutput, choice: CompletionOutput) -> dict[str, Any]:
         body, index = self._body, self.index(prompt_index, choice)
-        is_first = self.begins(index)
-        self._begun.add(index)
+        is_first = index not in self.begun
+        self.begun.add(index)
         if output.prompt_logprobs is not None:  # with one output of the prompt; a choice may begin in a later one
             self._prompt_logprobs[prompt_index] = output.prompt_logprobs
         of_prompt = self._prompt_logprobs.get(prompt_index)
@@ -204,7 +201,7 @@ class CompletionWriter(ChunkWriter):
         chunks: list[bytes] = []
         for choice in output.outputs:
             index = shape.index(prompt_index, choice)
-            if shape.is_plain and choice.finish_reason is None and not shape.begins(index):
+            if shape.is_plain and choice.finish_reason is None and index in shape.begun:
                 if choice.text:  # the usual case
                     chunks.append(
                         b'{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}' % (index, encode(choice.text))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 from pellucid.frontend.outputs import RequestOutput
 from pellucid.server.errors import ApiError, internal
 from pellucid.server.generation import Generation
-from pellucid.server.http_protocol import CUT_OFF
+from pellucid.server.http_protocol import CUT_OFF, IS_FULL
 from pellucid.server.middleware.context import RequestRecord, record_of
 from pellucid.server.options import ServerOptions
 
@@ -31,6 +31,10 @@ class Source(Protocol):
     def __aiter__(self) -> Source: ...
 
     async def __anext__(self) -> tuple[int, Any]: ...
+
+    def listen(self, listener: Callable[[], bool]) -> None: ...
+
+    def take(self) -> tuple[int, Any] | None: ...
 
     async def aclose(self) -> None: ...
 
@@ -57,6 +61,9 @@ class EventStream(Response):
     """Reads a generation and writes it. Headers are sent with the first event, so that an error before it has a status;
     a stream that stays silent for longer gets its headers and a ping, which keeps proxies and clients patient.
 
+    A task reads and writes. But what comes while it waits for news is written from where they are told (`_on_news`) as
+    long as the connection takes it: waking a task through all the layers around it costs more than all else of a token.
+
     headers: sent beside those of every stream.
     """
 
@@ -77,9 +84,15 @@ class EventStream(Response):
         self._writing_since: float | None = None
         self._last_write = 0.0
         self._stopped_for: str | None = None
+        self._loop = asyncio.get_running_loop()
+        self._is_full: Callable[[], bool] | None = None  # None: not known, and then nothing is written but by the task
+        self._send: Send | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         record = record_of(scope)
+        self._is_full, self._send = scope["state"].get(IS_FULL), record.send
+        if self._is_full is not None and self._send is not None:
+            self._generation.listen(self._on_news)
         task = asyncio.current_task()
         assert task is not None
         helpers = [
@@ -114,8 +127,19 @@ class EventStream(Response):
             raise
         await self._write(send, last, more_body=False)
 
+    def _on_news(self) -> bool:
+        """Write what is new now, if that does not have to wait for the client. Returns whether it was done."""
+        assert self._is_full is not None and self._send is not None  # noqa: PT018
+        if not self._started or self._writing_since is not None or self._is_full():
+            return False
+        news = self._generation.take()
+        if news is not None and (data := self._writer.output(*news)):
+            self._last_write = self._loop.time()
+            _run_through(self._send({"type": "http.response.body", "body": data, "more_body": True}))
+        return True
+
     async def _write(self, send: Send, data: bytes, more_body: bool = True) -> None:
-        self._writing_since = self._last_write = asyncio.get_running_loop().time()
+        self._writing_since = self._last_write = self._loop.time()
         if not self._started:
             self._started = True
             await send({"type": "http.response.start", "status": 200, "headers": list(self._head)})
@@ -155,6 +179,12 @@ class EventStream(Response):
         if self._stopped_for is None:
             self._stopped_for = why
             task.cancel()
+
+
+def _run_through(work: Awaitable[None]) -> None:
+    """An await, where there is nothing to wait for."""
+    for _ in work.__await__():
+        raise RuntimeError("a connection that was not full made its writer wait")
 
 
 async def collect(generation: Generation, receive: Receive, record: RequestRecord) -> list[RequestOutput] | None:

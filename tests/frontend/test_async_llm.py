@@ -26,7 +26,9 @@ from pellucid.frontend.outputs import (
     RequestOutput,
     RequestTimeoutError,
 )
+from pellucid.frontend.request_stream import RequestStream
 from pellucid.frontend.requests import derive_seed
+from pellucid.frontend.rounds import Rounds
 from pellucid.sampling.params import SamplingParams
 
 PATIENCE_S = 60.0
@@ -200,6 +202,68 @@ async def test_a_slow_reader_gets_everything_in_few_large_deltas() -> None:
         rest = await read(stream)
         assert len(rest) == 1
         assert first.outputs[0].text + rest[0].outputs[0].text == text_of([1], 300)
+
+
+class Listener:
+    """Takes what it is told, as long as it takes anything."""
+
+    def __init__(self, stream: RequestStream) -> None:
+        self.heard: list[RequestOutput] = []
+        self.takes = True
+        self.error: Exception | None = None
+        self._stream = stream
+        stream.listen(self)
+
+    def __call__(self) -> bool:
+        if self.error is not None:
+            raise self.error
+        if self.takes and (output := self._stream.take()) is not None:
+            self.heard.append(output)
+        return self.takes
+
+
+async def test_a_listener_hears_all_but_the_end_and_its_task_sleeps_meanwhile() -> None:
+    async with running() as (llm, _):
+        stream = llm.generate([1], SamplingParams(max_tokens=100, n=2))
+        listener = Listener(stream)
+        deltas = await read(stream)
+        assert len(deltas) < 5
+        assert len(listener.heard) > 50
+        assert not any(output.finished for output in listener.heard)
+        assert deltas[-1].finished
+        for index in range(2):
+            told = [c.text for output in [*listener.heard, *deltas] for c in output.outputs if c.index == index]
+            assert "".join(told) == text_of([1], 100)
+
+
+async def test_what_a_listener_does_not_take_wakes_the_reader() -> None:
+    async with running() as (llm, _):
+        stream = llm.generate([1], SamplingParams(max_tokens=60))
+        listener = Listener(stream)
+        listener.takes = False
+        assert "".join(output.outputs[0].text for output in await read(stream)) == text_of([1], 60)
+        assert not listener.heard
+
+
+async def test_a_listeners_mistake_is_raised_to_the_reader() -> None:
+    async with running() as (llm, engine):
+        stream = llm.generate([1], LONG)
+        Listener(stream).error = KeyError("of the listener")
+        with pytest.raises(KeyError, match="of the listener"):
+            await read(stream)
+        await stream.aclose()
+        await until(lambda: not engine.core.requests)
+
+
+async def test_steps_that_come_together_make_one_round() -> None:
+    rounds, told = Rounds(), []
+    rounds.add(lambda: told.append(1))
+    rounds.add(lambda: (told.append(2), rounds.add(lambda: told.append(3))))
+    assert told == []
+    await asyncio.sleep(0)
+    assert told == [1, 2]
+    await asyncio.sleep(0)
+    assert told == [1, 2, 3]
 
 
 async def test_a_reader_that_never_reads_is_stopped_and_told() -> None:

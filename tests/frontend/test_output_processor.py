@@ -61,11 +61,10 @@ def run(
                 finish_reason=reason if start >= len(tokens) else None,
             )
         )
-        if reads[step % len(reads)] and request.has_news:
+        if reads[step % len(reads)]:
             deltas += request.take().outputs
         step += 1
-    if request.has_news:
-        deltas += request.take().outputs
+    deltas += request.take().outputs
     whole = CompletionOutput(
         index=0,
         text="".join(d.text for d in deltas),

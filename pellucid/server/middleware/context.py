@@ -42,6 +42,7 @@ class RequestRecord:
     num_output_tokens: int = 0
     finish_reasons: list[str] = field(default_factory=list)
     user_digest: str | None = None
+    send: Send | None = None  # past the layers that only look at the start of a response
     send_span: Callable[[RequestSpan], None] | None = None  # where traces are exported
     outcome: str | None = None  # where the status does not say it: client_left, write_timeout, stream_error
     on_end: Callable[[], None] = lambda: None
@@ -92,6 +93,7 @@ class RequestContext:
         content = self.request_log.listen() if self.request_log is not None else None
         if content is not None:
             receive, send = content.of_request(receive), content.of_response(send)
+        record.send = send
         record.on_end = partial(self._log, record, scope, content)
         id_headers = [(name, record.request_id.encode()) for name in names]
 

@@ -83,6 +83,12 @@ class KeptEvents:
                 await asyncio.sleep(POLL_S)
         raise StopAsyncIteration
 
+    def listen(self, listener: Callable[[], bool]) -> None:
+        """The store tells nothing by itself."""
+
+    def take(self) -> None:
+        """Only a listener is asked to."""
+
     async def aclose(self) -> None:
         """Nothing is held."""
 
