@@ -46,7 +46,9 @@ class ChatAnswer:
         return "tool_calls" if is_to_make and reason is FinishReason.STOP else reason.value
 
     def _seen(self, deltas: Sequence[AnswerDelta]) -> Sequence[AnswerDelta]:
-        self._has_calls = self._has_calls or any(delta.tool_calls for delta in deltas)
+        for delta in deltas:
+            if delta.tool_calls:
+                self._has_calls = True
         return deltas
 
 

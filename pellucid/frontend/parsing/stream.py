@@ -112,6 +112,9 @@ class TextInput:
 def held_back(text: str, start: int, markers: Sequence[str]) -> int:
     """Length of the longest end of text[start:] that begins a marker."""
     longest = min(max(map(len, markers)) - 1, len(text) - start)
+    end = text[len(text) - longest :]
+    if all(marker[0] not in end for marker in markers):
+        return 0  # so it is with nearly every piece, and asked for every token
     for length in range(longest, 0, -1):
         end = text[len(text) - length :]
         if any(marker.startswith(end) for marker in markers):
@@ -172,6 +175,8 @@ class AnswerBuilder:
     def take(self) -> list[AnswerDelta]:
         """In as few deltas as keep the order."""
         found, self._found = self._found, []
+        if len(found) < 2:
+            return found
         groups: list[list[AnswerDelta]] = []
         for piece in found:
             if not groups or _rank(piece) < _rank(groups[-1][-1]):
