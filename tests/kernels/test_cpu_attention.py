@@ -165,6 +165,64 @@ def test_threads_share_a_long_context_without_changing_a_bit(isa: str, kv_dtype:
     assert torch.equal(wide[99], alone[0])
 
 
+def sharing_case(isa: str, kv_dtype: str = "bf16", num_heads: int = 6) -> Case:
+    """Requests 0 to 7 begin with the same 288 tokens; 8 to 10 share 130 of them, and 11 none."""
+    lengths = [290, 300, 289, 511, 400, 300, 640, 288, 300, 410, 200, 300]
+    case = Case(CpuKernels(num_threads=2, isa=isa), lengths, kv_dtype=kv_dtype, num_heads=num_heads)
+    for request in range(1, 11):
+        blocks = 18 if request < 8 else 8
+        case.tables[request][:blocks] = case.tables[0][:blocks]
+    return case
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+@pytest.mark.parametrize("num_heads", [2, 6, 12])
+def test_a_prefix_that_is_shared_is_read_once_and_changes_no_bit(isa: str, kv_dtype: str, num_heads: int) -> None:
+    case = sharing_case(isa, kv_dtype, num_heads)
+    last = [(length - 1, 1) for length in case.lengths]
+    together = case.attend(last)
+    for request, span in enumerate(last):
+        assert torch.equal(case.attend([span], [request])[0], together[request])
+        expected = case.expected(request)[-1]
+        assert (together[request] - expected).abs().max() <= precision(isa, kv_dtype) * expected.abs().max()
+    spans = [*last[:3], (200, 100), *last[4:]]  # one that is not decoding parts its neighbours
+    assert torch.equal(case.attend(spans)[[0, 1, 2, *range(103, 111)]], together[[0, 1, 2, *range(4, 12)]])
+
+
+def test_neighbours_that_decode_share_what_their_blocks_share() -> None:
+    case = sharing_case(ISAS[0])
+    last = [(length - 1, 1) for length in case.lengths]
+
+    def shared(num_heads: int, requests: list[int]) -> list[tuple[int, int, int]]:
+        batch = make_batch([last[r] for r in requests], [case.tables[r] for r in requests])
+        tensors = [
+            batch.input_ids, batch.positions, batch.query_start_loc, batch.seq_lens, batch.slot_mapping,
+            batch.block_table, batch.logits_indices,
+        ]  # fmt: skip
+        step = native.StepBatch(*(tensor.numpy() for tensor in tensors), batch.block_size)
+        return native.shared_prefixes(step, num_heads, 2, 64)
+
+    everybody = list(range(12))
+    assert shared(2, everybody) == [(0, 8, 256), (8, 3, 128)]
+    assert shared(6, everybody) == [(0, 5, 256), (5, 3, 256), (8, 3, 128)]  # 16 rows at most
+    assert shared(12, everybody) == []  # six heads to a KV head: two requests fill the rows
+    assert shared(2, [0, 11, 1, 2]) == []  # not neighbours
+    assert shared(2, [8, 9]) == []  # too few
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_a_query_that_is_nan_spoils_none_that_shares_its_prefix(isa: str) -> None:
+    case = sharing_case(isa)
+    last = [(length - 1, 1) for length in case.lengths]
+    clean = case.attend(last)
+    case.qkv[1][-1, : 6 * 64] = torch.nan
+    spoiled = case.attend(last)
+    others = [r for r in range(12) if r != 1]
+    assert torch.equal(spoiled[others], clean[others])
+    assert spoiled[1].isnan().all()
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("kv_dtype", KV_DTYPES)
 @pytest.mark.parametrize("sliding_window", [None, 20])

@@ -8,7 +8,8 @@
 //
 // Rows are (query, head) pairs that share a KV head; a micro-kernel takes a few rows at once so that a key loaded into
 // a register serves all of them. Decode of a grouped model (3 heads to a KV head) and prefill (16 queries x 3 heads)
-// are the same code.
+// are the same code, and so are the queries of several requests, as far as their keys lie in the same blocks: a prefix that
+// they share is read once for all of them.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -33,7 +34,9 @@ struct AttentionParams {
     int64_t group() const { return num_heads / num_kv_heads; }
 };
 
-// Queries [row_begin, row_begin + num_tokens) of one request, one KV head, chunks [chunk_begin, chunk_end).
+// Queries [row_begin, row_begin + num_tokens) of one request, one KV head, chunks [chunk_begin, chunk_end). Or of
+// neighbouring requests of one query each, over chunks that they share and see whole; then first_position is only large
+// enough.
 struct AttentionTask {
     int64_t request;
     int64_t kv_head;
@@ -43,16 +46,26 @@ struct AttentionTask {
     int64_t chunk_begin;
     int64_t chunk_end;
     int64_t first_partial;   // -1: this task sees all chunks and writes the result; else one partial a chunk
+    int64_t total_partial = -1;  // else the running total of all its chunks goes here, and not to the result
+    int64_t begin_partial = -1;  // else it goes on from rows of such a total: [begin_row, ...) of begin_rows
+    int64_t begin_row = 0;
+    int64_t begin_rows = 0;
 };
 
 // Where a step's attention is cut into tasks. The same for all layers with the same window.
 struct AttentionPlan {
     std::vector<AttentionTask> tasks;   // the most expensive first
     std::vector<AttentionTask> merges;  // of split tasks: chunk_begin..chunk_end are partials first_partial...
+    std::vector<AttentionTask> rest;    // after all of `tasks`: what follows a prefix that is shared
     int64_t num_partials = 0;
     int64_t max_rows = 0;  // of a task: num_tokens * group
 
     void build(const Batch& batch, const AttentionParams& params, int num_threads);
+
+  private:
+    // Neighbours from request `first` on that decode over a shared prefix: adds their tasks and returns how many they are,
+    // or 0.
+    int64_t share_prefix(const Batch& batch, const AttentionParams& params, int64_t first);
 };
 
 struct AttentionKernels {

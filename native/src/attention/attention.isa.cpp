@@ -21,6 +21,11 @@ class Attend {
         load_queries(q);
         Chunk<Compute> keys(task_rows_, work_);
         State total(work_.total, rows_);
+        const bool from_start = task_.begin_partial < 0, split = task_.first_partial >= 0;
+        if (!from_start) {
+            const State before(partials + task_.begin_partial * partial_stride, task_.begin_rows);
+            total.copy(0, rows_, before, task_.begin_row, dim_);
+        }
         for (int64_t chunk = task_.chunk_begin; chunk < task_.chunk_end; ++chunk) {
             const int64_t base = chunk * kChunk;
             keys.prepare(cache, block_table, base, task_rows_.visible(0, rows_, base));
@@ -28,19 +33,18 @@ class Attend {
                 const int rows = static_cast<int>(min_of(kMaxRows, rows_ - row));
                 State part(work_.chunk, kMaxRows);
                 keys.attend(row, rows, part);
-                if (partials == nullptr) {
-                    if (chunk == task_.chunk_begin) total.set(row, rows, part, dim_);
+                if (!split) {
+                    if (from_start && chunk == task_.chunk_begin) total.set(row, rows, part, dim_);
                     else total.add(row, rows, part, 0, dim_);
                 } else {
                     float* memory = partials + (task_.first_partial + chunk - task_.chunk_begin) * partial_stride;
-                    State kept(memory, rows_);
-                    std::memcpy(kept.m + row, part.m, rows * sizeof(float));
-                    std::memcpy(kept.l + row, part.l, rows * sizeof(float));
-                    std::memcpy(kept.values + row * dim_, part.values, rows * dim_ * sizeof(float));
+                    State(memory, rows_).copy(row, rows, part, 0, dim_);
                 }
             }
         }
-        if (partials == nullptr) write_out(total, out);
+        if (task_.total_partial >= 0)
+            State(partials + task_.total_partial * partial_stride, rows_).copy(0, rows_, total, 0, dim_);
+        else if (!split) write_out(total, out);
     }
 
     void merge(const float* partials, int64_t partial_stride, float* out) {
@@ -91,7 +95,6 @@ int64_t partial_floats(const KVLayout& layout, int64_t rows) { return State::flo
 void attend(const AttentionParams& params, const AttentionTask& task, const KVLayout& layout, const std::byte* cache,
             const int32_t* block_table, const float* q, float* partials, int64_t partial_stride, float* out,
             std::byte* scratch) {
-    if (task.first_partial < 0) partials = nullptr;
 #if defined(PELLUCID_DOTS)
 #if defined(PELLUCID_TILES)
     using Dots = Bf16Tiles;

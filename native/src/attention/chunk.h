@@ -29,6 +29,13 @@ struct State {
         for (int64_t i = 0; i < rows * dim; ++i) values[i] = 0.0f;
     }
 
+    // Rows [row, row + rows) <- rows [from, from + rows) of another.
+    void copy(int64_t row, int64_t rows, const State& other, int64_t from, int64_t dim) {
+        std::memcpy(m + row, other.m + from, rows * sizeof(float));
+        std::memcpy(l + row, other.l + from, rows * sizeof(float));
+        std::memcpy(values + row * dim, other.values + from * dim, rows * dim * sizeof(float));
+    }
+
     // Rows [row, row + rows) <- the first rows of a chunk's own softmax: what `add` gives from an empty state.
     void set(int64_t row, int64_t rows, const State& chunk, int64_t dim) {
         std::memcpy(m + row, chunk.m, rows * sizeof(float));

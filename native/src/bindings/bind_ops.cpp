@@ -193,6 +193,16 @@ void paged_attention(Executor& executor, const FloatRows& q, const KVCache& cach
     });
 }
 
+nb::list shared_prefixes(const StepBatch& step, int64_t num_heads, int64_t num_kv_heads, int64_t head_dim) {
+    AttentionPlan plan;
+    plan.build(step.batch, make_attention_params(num_heads, num_kv_heads, head_dim, 1.0f, 0, 0.0f), 1);
+    nb::list found;
+    for (const AttentionTask& task : plan.tasks)
+        if (task.total_partial >= 0 && task.kv_head == 0)
+            found.append(nb::make_tuple(task.request, task.num_tokens, task.chunk_end * kChunkKeys));
+    return found;
+}
+
 nb::tuple read_kv(const KVCache& cache, int64_t slot, int64_t kv_head) {
     nb::list key, value;
     std::vector<float> k(cache.layout.head_dim), v(cache.layout.head_dim);
@@ -221,6 +231,9 @@ void bind_ops(nb::module_& m) {
         .def_prop_ro("num_kv_heads", [](const KVCache& c) { return c.layout.num_kv_heads; })
         .def_prop_ro("head_dim", [](const KVCache& c) { return c.layout.head_dim; })
         .def("read", &read_kv, "slot"_a, "kv_head"_a, "(key, value) kept at a slot, as lists of floats.");
+
+    m.def("shared_prefixes", &shared_prefixes, "batch"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a,
+          "(first request, number of requests, number of keys) that attention reads once for several requests.");
 
     m.def("kv_block_bytes", [](int64_t block_size, int64_t num_kv_heads, int64_t head_dim, const std::string& dtype) {
         return KVLayout(kv_type_from_name(dtype), 1, block_size, num_kv_heads, head_dim).block_bytes();
