@@ -23,8 +23,8 @@ FOUR_BIT_TYPES = ("Q4_0", "Q4_1", "Q4_K")  # of GGUF
 VOCABULARY = ("model.embed_tokens.weight", "lm_head.weight")
 
 # Of float32, that exist at once while a layer is rounded, measured: matrices of its size, moments of its inputs, and
-# (as wide as the widest) activations.
-MATRICES, MOMENTS, ACTIVATIONS = 7, 5, 2
+# (as wide as the widest) activations. Of moments, 4 to 9 in runs of the same layer on the same machine: the most.
+MATRICES, MOMENTS, ACTIVATIONS = 7, 9, 2
 
 OnRounded = Callable[[str, QuantizedTensor], None]  # a part's name in the checkpoint, and what it has become
 

@@ -128,8 +128,12 @@ def test_explain_a_cached_a_refused_and_a_preempted_request(tmp_path: Path) -> N
             for i in range(3)
         ]  # fmt: skip
         ids = [next(e["id"] for e in events_of(stream) if e != "[DONE]") for stream in streams]
-        stories = [story(server, f"requests/{request_id}") for request_id in ids]
-        assert any("it was preempted: the pool had no free block" in text for text in stories)
+
+        def one_was_preempted() -> bool:
+            stories = [story(server, f"requests/{request_id}") for request_id in ids]
+            return any("it was preempted: the pool had no free block" in text for text in stories)
+
+        wait_for(one_was_preempted, 5, server.describe)
         assert "held by 0 requests now" in story(server, "cache")
         assert "computed together" in story(server, "steps/1")
 
