@@ -105,8 +105,7 @@ class InFlightRequests:
         seen = request.take(output)
         if output.finish_reason is not None:
             del self._requests[output.request_id]
-        if self._suspects:
-            self._trim_suspects()
+        self._trim_suspects()
         return partial(request.sink, seen)
 
     def was_in_a_dead_engine(self, request_id: str) -> bool:

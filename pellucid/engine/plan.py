@@ -192,9 +192,9 @@ def plan_table(
     for quantization in quantizations:
         weights = weights_in_memory(files, config, quantization)
         num_bytes = sum(weight.num_bytes for weight in weights)
+        name = quantization or _unquantized()
         speed: SpeedPrediction | None = None
         if measure:
-            name = quantization or _unquantized()
             kv_type = "bf16" if kv_dtype in ("auto", "f16") else kv_dtype
             speed = predict_speed(config, weights, kv_type, num_threads, on_measure=partial(on_measure, name))
         for context in contexts:
@@ -202,7 +202,7 @@ def plan_table(
             pool, _ = _pool_bytes(None, kv_memory_bytes, num_bytes, request)
             rows.append(
                 PlanRow(
-                    format=quantization or _unquantized(),
+                    format=name,
                     weight_bytes=num_bytes,
                     context=context,
                     request_bytes=request,

@@ -10,7 +10,7 @@
 namespace pellucid {
 namespace PELLUCID_ISA {
 
-constexpr int kStepsOfGroup = static_cast<int>(kGroup) / 4;
+constexpr int64_t kStepsPerGroup = kGroup / 4;
 
 // The codes of step s (GroupLayout): 16 columns x 4 elements of k.
 template <int bits, int s>
@@ -109,7 +109,7 @@ void multiply_few_rows(const std::byte* panel, const GroupedRow& layout, const T
     constexpr bool halved = traits.scales == GroupScales::super_half;
     constexpr bool in_super = traits.scales == GroupScales::super_min || halved;
     constexpr int parts = halved ? 2 : 1;  // of a group, each with a scale of its own
-    constexpr int steps = kStepsOfGroup / parts;
+    constexpr int steps = static_cast<int>(kStepsPerGroup) / parts;
     const size_t stride = tile.row_stride;
     const int64_t lows = fine ? layout.lows : 0;  // behind the high bytes
     const int8_t* highs = reinterpret_cast<const int8_t*>(tile.rows);
@@ -149,7 +149,7 @@ void multiply_few_rows(const std::byte* panel, const GroupedRow& layout, const T
             }
             StepSums<traits.bits, fine, R> sums[parts];
             sums[0].template add<0, steps>(packed, highs, lows, stride);
-            if constexpr (parts == 2) sums[1].template add<steps, kStepsOfGroup>(packed, highs, lows, stride);
+            if constexpr (parts == 2) sums[1].template add<steps, kStepsPerGroup>(packed, highs, lows, stride);
             PELLUCID_UNROLL
             for (int r = 0; r < R; ++r) {
                 const std::byte* row_sums = sum_of + r * stride;

@@ -11,7 +11,6 @@ namespace pellucid {
 namespace PELLUCID_ISA {
 namespace {
 
-constexpr int64_t kStepsPerGroup = kGroup / 4;
 constexpr int64_t kMaxTileRows = 128;  // rows of float sums kept beside one panel
 
 // A super-block ready for use. codes: `code_stride` bytes a group, [2 column halves][8 steps][64]; widened (see integers.h),
