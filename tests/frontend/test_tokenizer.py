@@ -163,6 +163,7 @@ def test_any_text_survives_gemmas_tokens(text: str) -> None:
 
 
 def test_loading_a_tokenizer_imports_neither_torch_nor_transformers() -> None:
+    resolve_model(REAL[0])
     program = f"""
 import sys
 from pellucid.frontend.tokenizer import load_tokenizer

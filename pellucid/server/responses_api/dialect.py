@@ -8,6 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pellucid.observability.lines import write_line
 from pellucid.server.conversation import JsonObject
 from pellucid.server.errors import invalid, shorten
 from pellucid.server.generation import Generation, Submission, submit
@@ -209,5 +210,5 @@ def _warned(plan: Plan, request_id: str) -> dict[str, str]:
         return {}
     text = "; ".join(plan.toolbox.warnings)
     line = {"request_id": request_id, "warning": text}
-    print(msgspec.json.encode(line).decode(), file=sys.stderr, flush=True)
+    write_line(msgspec.json.encode(line).decode(), sys.stderr)
     return {WARNING_HEADER: text[:2000]}
