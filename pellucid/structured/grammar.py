@@ -10,6 +10,7 @@ from typing import Any, cast
 import msgspec
 
 from pellucid.sampling.params import StructuredOutputsParams
+from pellucid.structured.dates import with_days_that_exist
 from pellucid.structured.errors import ConstraintError
 
 COMPILE_TIMEOUT_S = 10.0  # how long a request waits for its grammar; the compiler's work is bounded besides
@@ -75,12 +76,14 @@ def _json_grammar(schema: str) -> str:
     """JSON_OPTIONS win over a schema's own x-guidance."""
     from llguidance import LLMatcher
 
+    if '"date' in schema:
+        schema = json.dumps(with_days_that_exist(msgspec.json.decode(schema)))
     return LLMatcher.grammar_from_json_schema(schema, overrides=cast(Any, JSON_OPTIONS))
 
 
 def json_in_lark(schema: Any) -> str:
     """A JSON schema as a term of a Lark grammar (`%json {...}`), with the white space that every JSON has here."""
-    schema = {} if schema is True else schema
+    schema = {} if schema is True else with_days_that_exist(schema)
     return "%json " + json.dumps({**schema, "x-guidance": JSON_OPTIONS})
 
 

@@ -23,6 +23,12 @@ def accepts(grammar: CompiledGrammar, text: str, encode) -> bool:
 
 
 NUMBER_PAIR = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 2}
+DATE = {"type": "string", "format": "date"}
+DATES = {
+    "type": "array",
+    "items": {"anyOf": [DATE, {"$ref": "#/$defs/time"}]},
+    "$defs": {"time": {"format": "date-time"}},
+}
 
 
 @pytest.mark.parametrize(
@@ -30,6 +36,13 @@ NUMBER_PAIR = {"type": "array", "items": {"type": "integer"}, "minItems": 2, "ma
     [
         (dict(json_object=True), ['{}', '{"a": [1, {"b": null}]}'], ["[]", "{", '{"a": 1}}']),
         (dict(json=json.dumps(NUMBER_PAIR)), ["[-1,2]", "[\n    1,\n    2\n]"], ["[1]", "[1,2,3]", '["1",2]']),
+        (dict(json=json.dumps(DATE)), ['"2024-02-29"', '"2000-02-29"', '"0010-10-31"'],
+         ['"0000-01-01"', '"2023-02-29"', '"1900-02-29"', '"2024-04-31"', '"2024-02"']),
+        (dict(json=json.dumps({**DATE, "pattern": "^2"})), ['"2024-02-29"'], ['"2023-02-29"', '"1999-12-31"']),
+        (dict(json=json.dumps({"properties": {"default": DATE}, "default": {"format": "date"}})),
+         ['{"default": "2023-02-28"}'], ['{"default": "2023-02-29"}']),
+        (dict(grammar="start: " + json_in_lark(DATES)), ['["2024-02-29", "2024-02-29T00:00:00Z"]', "[]"],
+         ['["2023-02-29"]', '["2023-02-29T00:00:00Z"]']),
         (dict(regex=r"\d{3}-\w+"), ["123-ab_9"], ["12-a", "123-", "１２３-a"]),
         (dict(regex="a/b"), ["a/b"], ["ab"]),
         (dict(regex=r"a\\\\"), [r"a\\"], ["a"]),
