@@ -41,22 +41,28 @@ class ThreadPool {
             if (pool_ != nullptr) pool_->barrier();
         }
 
-        // The next number of a sequence shared by the team, from 0. Every thread must leave the loop (see a number past
-        // its end) before the barrier, which starts the sequence afresh.
-        int64_t next() const { return pool_->next_item_.fetch_add(1, std::memory_order_relaxed); }
-
-        // body(i) for i in [0, count), each once, by whichever thread is free. Who runs what is left to chance: the
-        // result must not depend on it. No barrier at the end.
+        // body(i) for i in [0, count), each once, by whichever thread is free: a thread begins with the item of its own
+        // number, and the rest is left to chance: the result must not depend on it. No barrier at the end.
         template <typename Body>
         void for_each(int64_t count, Body&& body) const {
-            if (num_threads == 1) {
-                for (int64_t i = 0; i < count; ++i) body(i);
-                return;
+            for_each_ahead(count, [&](int64_t i, int64_t) { body(i); });
+        }
+
+        // The same with body(i, what this thread will run after i; count or more: nothing).
+        template <typename Body>
+        void for_each_ahead(int64_t count, Body&& body) const {
+            for (int64_t i = thread; i < count;) {
+                const int64_t after = num_threads == 1 ? i + 1 : next();
+                body(i, after);
+                i = after;
             }
-            for (int64_t i = next(); i < count; i = next()) body(i);
         }
 
       private:
+        // The next number of a sequence shared by the team. Every thread must leave its loop before the barrier, which
+        // starts the sequence afresh.
+        int64_t next() const { return num_threads + pool_->next_item_.fetch_add(1, std::memory_order_relaxed); }
+
         friend class ThreadPool;
         Team(ThreadPool* pool, int thread, int num_threads) : thread(thread), num_threads(num_threads), pool_(pool) {}
         ThreadPool* pool_;

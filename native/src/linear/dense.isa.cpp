@@ -57,6 +57,7 @@ struct Int8 {
 template <typename Format>
 struct DenseKernel {
     const uint8_t* panel;
+    const std::byte* after;  // the panel that is read next
     int64_t k;
     const Tile& tile;
 
@@ -83,10 +84,15 @@ struct DenseKernel {
         for (int r = 0; r < R; ++r)
             for (int h = 0; h < halves; ++h) sums[r][h] = Format::start(x + r * tile.row_stride, k);
         RowCursor<R> cursor(x, tile.row_stride);
-        const int64_t ahead = R == 1 ? kStreamAhead : steps * 128;
-        Prefetch next = Prefetch(reinterpret_cast<const std::byte*>(panel) + ahead, steps * 128)
-                            .share(tile_index * (2 / halves) + first_half, tiles * (2 / halves), steps);
+        Prefetch next = Prefetch(after, steps * 128).share(tile_index * (2 / halves) + first_half, tiles * (2 / halves), steps);
+        // A single row reads the panels in one stream; of what comes after this one it asks for the beginning.
+        const int64_t turn = steps * 128 > kStreamAhead ? steps - kStreamAhead / 128 : 0;
+        const Prefetch beginning = next;
+        if constexpr (R == 1) next = Prefetch(reinterpret_cast<const std::byte*>(panel) + kStreamAhead, steps * 128).share(0, 1, steps);
         for (int64_t i = 0; i < steps; ++i) {
+            if constexpr (R == 1) {
+                if (i == turn) next = beginning;
+            }
             next.step();
             typename Format::Weights w[halves];
             PELLUCID_UNROLL
@@ -111,8 +117,9 @@ struct DenseKernel {
 
 template <typename Format>
 void multiply(const Panels& panels, int64_t k, const Tile& all) {
-    for_each_panel(panels, all, [k](const std::byte* panel, const Tile& tile) {
-        for_row_tiles<Format::kMaxRows>(tile.num_rows, DenseKernel<Format>{reinterpret_cast<const uint8_t*>(panel), k, tile});
+    for_each_panel(panels, all, [k](const std::byte* panel, const std::byte* after, const Tile& tile) {
+        for_row_tiles<Format::kMaxRows>(tile.num_rows,
+                                        DenseKernel<Format>{reinterpret_cast<const uint8_t*>(panel), after, k, tile});
     });
 }
 

@@ -53,8 +53,8 @@ class F32Panels : public PanelMatrix {
     }
     RowForm row_form() const override { return RowForm::f32; }
     const char* format() const override { return "f32"; }
-    void multiply(const LinearKernels& kernels, int64_t begin, int64_t end, const Tile& tile) const override {
-        kernels.multiply_f32(panels(begin, end), columns_, tile);
+    void multiply(const LinearKernels& kernels, const Panels& panels, const Tile& tile) const override {
+        kernels.multiply_f32(panels, columns_, tile);
     }
     void dequantize_row(int64_t row, float* out) const override {
         const float* from = weights(row / kPanelColumns) + row % kPanelColumns;
@@ -76,8 +76,8 @@ class Bf16Panels : public PanelMatrix {
     }
     RowForm row_form() const override { return RowForm::bf16; }
     const char* format() const override { return "bf16"; }
-    void multiply(const LinearKernels& kernels, int64_t begin, int64_t end, const Tile& tile) const override {
-        kernels.multiply_bf16(panels(begin, end), (columns_ + 1) / 2 * 2, tile);
+    void multiply(const LinearKernels& kernels, const Panels& panels, const Tile& tile) const override {
+        kernels.multiply_bf16(panels, (columns_ + 1) / 2 * 2, tile);
     }
     void dequantize_row(int64_t row, float* out) const override {
         const uint16_t* from = weights(row / kPanelColumns);
@@ -108,8 +108,8 @@ class Int8Panels : public PanelMatrix {
     }
     RowForm row_form() const override { return RowForm::int8_rotated; }
     const char* format() const override { return "int8"; }
-    void multiply(const LinearKernels& kernels, int64_t begin, int64_t end, const Tile& tile) const override {
-        kernels.multiply_int8(panels(begin, end), padded_, tile);
+    void multiply(const LinearKernels& kernels, const Panels& panels, const Tile& tile) const override {
+        kernels.multiply_int8(panels, padded_, tile);
     }
     void dequantize_row(int64_t row, float* out) const override {
         const int64_t i = row / kPanelColumns, column = row % kPanelColumns;

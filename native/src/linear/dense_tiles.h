@@ -154,7 +154,7 @@ void multiply_tiles(const Panels& panels, int64_t steps, const Tile& all) {
                 shaped_for = count;
             }
             const Tile part = rows_of(tile, row, count);
-            const Prefetch next = Prefetch(panels.first + (i + 1) * panels.stride, panel_bytes).share(block, blocks, steps);
+            const Prefetch next = Prefetch(panels.after(i), panel_bytes).share(block, blocks, steps);
             if (two) add_up_tiles<Format, true>(panel, steps, part.rows, part.row_stride, next, before, sums[turn]);
             else add_up_tiles<Format, false>(panel, steps, part.rows, part.row_stride, next, before, sums[turn]);
             before = Unfinished<Format>(format, part, sums[turn]);

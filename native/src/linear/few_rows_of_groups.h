@@ -102,7 +102,7 @@ struct StepSums {
 
 // The R rows of a tile of one panel.
 template <GroupFormat format, bool fine, int R>
-void multiply_few_rows(const std::byte* panel, const GroupedRow& layout, const Tile& tile) {
+void multiply_few_rows(const std::byte* panel, const std::byte* after, const GroupedRow& layout, const Tile& tile) {
     constexpr GroupTraits traits = group_traits(format);
     constexpr GroupLayout stream(format);
     constexpr bool has_min = traits.offset_log2 < 0;
@@ -119,6 +119,7 @@ void multiply_few_rows(const std::byte* panel, const GroupedRow& layout, const T
     PELLUCID_UNROLL
     for (int r = 0; r < R; ++r) total[r][0] = total[r][1] = zero();
     const std::byte* at = panel;
+    const std::byte* end = panel + stream.panel_bytes(layout.groups);
     for (int64_t g = 0; g < layout.groups; ++g) {
         if (in_super && g % kGroupsPerSuper == 0) {
             const uint16_t* halves = reinterpret_cast<const uint16_t*>(at);
@@ -128,8 +129,9 @@ void multiply_few_rows(const std::byte* panel, const GroupedRow& layout, const T
             }
             at += stream.super_bytes;
         }
+        const std::byte* ahead = at + kStreamAhead < end ? at + kStreamAhead : after + (at + kStreamAhead - end);
         PELLUCID_UNROLL
-        for (int line = 0; line < stream.group_bytes; line += 64) __builtin_prefetch(at + kStreamAhead + line, 0, 2);
+        for (int line = 0; line < stream.group_bytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
         const uint16_t* scales = reinterpret_cast<const uint16_t*>(at);
         const uint8_t* small = reinterpret_cast<const uint8_t*>(at);
         PELLUCID_UNROLL

@@ -36,8 +36,8 @@ class GroupPanels : public PanelMatrix {
 
     RowForm row_form() const override { return row_.fine ? RowForm::int15_groups : RowForm::int8_groups; }
     const char* format() const override { return row_.fine ? traits_.name : "int4"; }
-    void multiply(const LinearKernels& kernels, int64_t begin, int64_t end, const Tile& tile) const override {
-        kernels.multiply_groups(panels(begin, end), format_, row_, tile);
+    void multiply(const LinearKernels& kernels, const Panels& panels, const Tile& tile) const override {
+        kernels.multiply_groups(panels, format_, row_, tile);
     }
     void dequantize_row(int64_t row, float* out) const override {
         static thread_local std::vector<float> values;

@@ -312,7 +312,7 @@ PELLUCID_INLINE void multiply_super(Unpacked& weights, const GroupedRow& layout,
 }
 
 template <GroupFormat format, bool fine>
-void multiply_panel(const std::byte* panel, const GroupedRow& layout, const Tile& whole) {
+void multiply_panel(const std::byte* panel, const std::byte* after, const GroupedRow& layout, const Tile& whole) {
     constexpr GroupLayout stream(format);
     Unpacked weights;
     alignas(64) float sums[kMaxTileRows][kPanelColumns];
@@ -326,7 +326,8 @@ void multiply_panel(const std::byte* panel, const GroupedRow& layout, const Tile
             const int64_t num_bytes = stream.super_bytes + groups * stream.group_bytes;
             unpack<format>(super, groups, weights);
             super += num_bytes;
-            multiply_super<format, fine>(weights, layout, tile, group, groups, {super, num_bytes}, sums);
+            const std::byte* next = groups < rest ? super : after;
+            multiply_super<format, fine>(weights, layout, tile, group, groups, {next, num_bytes}, sums);
         }
         finish_rows(tile, 0, static_cast<int>(tile.num_rows), sums[0]);
     }
@@ -335,18 +336,19 @@ void multiply_panel(const std::byte* panel, const GroupedRow& layout, const Tile
 template <GroupFormat format, bool fine>
 struct FewRows {
     const std::byte* panel;
+    const std::byte* after;
     const GroupedRow& layout;
     const Tile& tile;
 
     template <int R>
-    void rows(int64_t, int64_t, int64_t) const { multiply_few_rows<format, fine, R>(panel, layout, tile); }
+    void rows(int64_t, int64_t, int64_t) const { multiply_few_rows<format, fine, R>(panel, after, layout, tile); }
 };
 
 template <GroupFormat format, bool fine>
 void multiply(const Panels& panels, const GroupedRow& layout, const Tile& all) {
-    for_each_panel(panels, all, [&](const std::byte* panel, const Tile& tile) {
-        if (tile.num_rows > kFewRowsOfGroups) multiply_panel<format, fine>(panel, layout, tile);
-        else for_row_tiles<kFewRowsOfGroups>(tile.num_rows, FewRows<format, fine>{panel, layout, tile});
+    for_each_panel(panels, all, [&](const std::byte* panel, const std::byte* after, const Tile& tile) {
+        if (tile.num_rows > kFewRowsOfGroups) multiply_panel<format, fine>(panel, after, layout, tile);
+        else for_row_tiles<kFewRowsOfGroups>(tile.num_rows, FewRows<format, fine>{panel, after, layout, tile});
     });
 }
 

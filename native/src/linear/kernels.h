@@ -64,11 +64,18 @@ struct GroupedRow {
     size_t num_bytes;
 };
 
-// Neighbouring panels, one after another in memory.
+// Neighbouring panels, one after another in memory; and what the caller will read when it is through with them, to be asked
+// for in time (null: whatever lies behind them).
 struct Panels {
     const std::byte* first;
     size_t stride;
     int64_t count;
+    const std::byte* then = nullptr;
+
+    // What is read after panel i.
+    const std::byte* after(int64_t i) const {
+        return then != nullptr && i + 1 == count ? then : first + static_cast<size_t>(i + 1) * stride;
+    }
 };
 
 // Rows times some panels, and where the results go.

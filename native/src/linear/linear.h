@@ -54,8 +54,13 @@ class PackedMatrix {
 
     // out[r * out_stride + n] = epilogue(dot(row r, column n) + bias[n]) for rows [row_begin, row_end) of `prepared`
     // (row numbers are absolute, also in out) and the columns of panels [panel_begin, panel_end).
+    // then: the panel that the calling thread will want next, of this matrix or another, or null: it is fetched meanwhile.
     virtual void multiply(const std::byte* prepared, int64_t row_begin, int64_t row_end, int64_t panel_begin,
-                          int64_t panel_end, float* out, int64_t out_stride, const Epilogue& epilogue) const = 0;
+                          int64_t panel_end, float* out, int64_t out_stride, const Epilogue& epilogue,
+                          const std::byte* then = nullptr) const = 0;
+
+    // Where panel `panel` lies.
+    virtual const std::byte* panel(int64_t panel) const = 0;
 
     // Row `row` of the matrix as float32 (an embedding look-up in a tied matrix).
     virtual void dequantize_row(int64_t row, float* out) const = 0;

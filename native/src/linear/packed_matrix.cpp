@@ -93,7 +93,7 @@ class StackedMatrix : public PackedMatrix {
     }
 
     void multiply(const std::byte* prepared, int64_t row_begin, int64_t row_end, int64_t panel_begin, int64_t panel_end,
-                  float* out, int64_t out_stride, const Epilogue& epilogue) const override {
+                  float* out, int64_t out_stride, const Epilogue& epilogue, const std::byte* then) const override {
         if (row_begin >= row_end) return;
         for (const Part& part : parts_) {
             const int64_t begin = std::max(panel_begin - part.first_panel, int64_t{0});
@@ -112,8 +112,15 @@ class StackedMatrix : public PackedMatrix {
                 epilogue.residual ? epilogue.residual + row_begin * epilogue.residual_stride + column : nullptr;
             tile.residual_stride = epilogue.residual_stride;
             tile.softcap = epilogue.softcap;
-            part.matrix->multiply(kernels_, begin, end, tile);
+            const int64_t after = part.first_panel + end;
+            part.matrix->multiply(kernels_, part.matrix->panels(begin, end, after < panel_end ? panel(after) : then), tile);
         }
+    }
+
+    const std::byte* panel(int64_t panel) const override {
+        for (const Part& part : parts_)
+            if (panel < part.first_panel + part.matrix->num_panels()) return part.matrix->panel(panel - part.first_panel);
+        return nullptr;
     }
 
     void dequantize_row(int64_t row, float* out) const override {

@@ -19,20 +19,21 @@ class PanelMatrix {
     int64_t columns() const { return columns_; }
     int64_t num_panels() const { return (rows_ + kPanelColumns - 1) / kPanelColumns; }
     size_t num_bytes() const { return storage_.num_bytes(); }
+    std::byte* panel(int64_t i) const { return storage_.data() + panel_bytes_ * static_cast<size_t>(i); }
+    Panels panels(int64_t begin, int64_t end, const std::byte* then) const {
+        return {panel(begin), panel_bytes_, end - begin, then};
+    }
 
     virtual RowForm row_form() const = 0;
     virtual const char* format() const = 0;
-    // tile: of the panels [begin, end).
-    virtual void multiply(const LinearKernels& kernels, int64_t begin, int64_t end, const Tile& tile) const = 0;
+    // tile: of the panels.
+    virtual void multiply(const LinearKernels& kernels, const Panels& panels, const Tile& tile) const = 0;
     // Row `row` as float32 [columns].
     virtual void dequantize_row(int64_t row, float* out) const = 0;
 
   protected:
     PanelMatrix(int64_t rows, int64_t columns, size_t panel_bytes)
         : rows_(rows), columns_(columns), panel_bytes_(panel_bytes), storage_(panel_bytes * static_cast<size_t>(num_panels())) {}
-
-    std::byte* panel(int64_t i) const { return storage_.data() + panel_bytes_ * static_cast<size_t>(i); }
-    Panels panels(int64_t begin, int64_t end) const { return {panel(begin), panel_bytes_, end - begin}; }
 
     int64_t rows_, columns_;
     size_t panel_bytes_;

@@ -62,10 +62,11 @@ inline Tile panel_of(const Tile& whole, int64_t i) {
     return tile;
 }
 
-// multiply(panel, its tile) for all of them.
+// multiply(panel, what is read after it, its tile) for all of them.
 template <typename Multiply>
 void for_each_panel(const Panels& panels, const Tile& tile, const Multiply& multiply) {
-    for (int64_t i = 0; i < panels.count; ++i) multiply(panels.first + i * panels.stride, panel_of(tile, i));
+    for (int64_t i = 0; i < panels.count; ++i)
+        multiply(panels.first + i * panels.stride, panels.after(i), panel_of(tile, i));
 }
 
 // Where R rows of a tile are being read: a pointer for every three rows, so that they all fit the registers.

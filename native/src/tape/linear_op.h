@@ -23,8 +23,12 @@ class LinearOp : public RowOp {
     }
     void run(const ThreadPool::Team& team, const View& view) const override;
 
+    // The tape's next product: each thread asks for its first panel while it works on its last one of this.
+    void followed_by(const PackedMatrix& next) { next_ = &next; }
+
   private:
     const PackedMatrix& matrix_;
+    const PackedMatrix* next_ = nullptr;
     const int prepared_;
     const Rows out_;
     const Rows residual_;

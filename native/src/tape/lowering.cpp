@@ -105,8 +105,11 @@ class Lowering {
         touch(prepare.prepared);
         if (n.residual >= 0) touch(slot_of_[n.residual]);
         const LinearOp::Rows residual = n.residual >= 0 ? rows_of(slot_of_[n.residual]) : LinearOp::Rows{};
-        segment_->ops.push_back(std::make_unique<LinearOp>(*n.row.matrix, prepare.prepared, rows_of(slot_of_[node]),
-                                                           residual, n.row.factor));
+        auto product = std::make_unique<LinearOp>(*n.row.matrix, prepare.prepared, rows_of(slot_of_[node]), residual,
+                                                  n.row.factor);
+        if (product_ != nullptr) product_->followed_by(*n.row.matrix);
+        product_ = product.get();
+        segment_->ops.push_back(std::move(product));
         ++step_;
     }
 
@@ -243,6 +246,7 @@ class Lowering {
     std::vector<int> slot_of_;  // of nodes
     std::unique_ptr<Tape> tape_;
     Segment* segment_ = nullptr;  // being filled
+    LinearOp* product_ = nullptr;  // the last one
     std::unique_ptr<RowProgram> program_;
     std::map<int, int> values_;  // node -> value of program_
     std::vector<Lifetime> lifetimes_;
