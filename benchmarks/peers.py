@@ -25,9 +25,6 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import psutil
-
 Results = dict[str, dict[str, list[float]]]  # metric, engine, one value a round
 WORKERS = Path(__file__).parent / "peer_workers"
 PROMPT, OUTPUT, BATCH, LONG, SHARED, OWN = 128, 64, 32, 2048, 1024, 32
@@ -113,14 +110,6 @@ def measure(engine: Engine, metric: str, prompts: Prompts) -> float:
     raise ValueError(metric)
 
 
-def use_memory_once() -> None:
-    """Nearly all that is free. A virtual machine may get its memory from the host when it is first used, which costs
-    more than a prefill does: it must not fall to the engine whose turn it happens to be.
-    """
-    pieces = [np.ones(1 << 28, np.uint8) for _ in range(int(0.8 * psutil.virtual_memory().available) >> 28)]
-    del pieces
-
-
 def start_engines(args: argparse.Namespace) -> list[Engine]:
     wanted = [
         *[(f"pellucid {fmt}", sys.executable, "pellucid_worker.py", args.hf_dir, *([fmt] if fmt != "bf16" else []))
@@ -157,7 +146,6 @@ def main() -> None:
     parser.add_argument("--out", required=True, help="prefix of the files written, e.g. docs/performance")
     args = parser.parse_args()
 
-    use_memory_once()
     engines = start_engines(args)
     prompts = Prompts(seed=0)
     out = f"{args.out}-{args.model}"

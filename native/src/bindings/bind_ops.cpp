@@ -3,7 +3,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+
 #include "attention/attention_op.h"
+#include "attention/pages_ahead.h"
 #include "bindings/arrays.h"
 #include "bindings/bindings.h"
 #include "executor.h"
@@ -231,6 +234,19 @@ void bind_ops(nb::module_& m) {
         .def_prop_ro("num_kv_heads", [](const KVCache& c) { return c.layout.num_kv_heads; })
         .def_prop_ro("head_dim", [](const KVCache& c) { return c.layout.head_dim; })
         .def("read", &read_kv, "slot"_a, "kv_head"_a, "(key, value) kept at a slot, as lists of floats.");
+
+    nb::class_<PagesAhead>(m, "PagesAhead", "Takes memory for the blocks that a pool will give out next, when a core is idle.")
+        .def("__init__",
+             [](PagesAhead* self, const std::vector<const KVCache*>& layers, size_t num_bytes) {
+                 new (self) PagesAhead(layers, num_bytes);
+             },
+             "layers"_a, "num_bytes"_a, nb::keep_alive<1, 2>(), "num_bytes: how far ahead, all layers together.")
+        .def("used", [](PagesAhead& self, const StepBatch& step) {
+            const Batch& batch = step.batch;
+            const int32_t* slots = batch.slot_mapping;
+            if (batch.num_tokens > 0) self.used(*std::max_element(slots, slots + batch.num_tokens) / batch.block_size);
+        }, "step"_a, "The blocks that this step writes to are in use.")
+        .def_prop_ro("num_blocks_ready", &PagesAhead::num_blocks_ready);
 
     m.def("shared_prefixes", &shared_prefixes, "batch"_a, "num_heads"_a, "num_kv_heads"_a, "head_dim"_a,
           "(first request, number of requests, number of keys) that attention reads once for several requests.");

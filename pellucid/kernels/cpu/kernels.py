@@ -20,6 +20,7 @@ from pellucid.kernels.weights import LinearWeight, WeightSource
 
 logger = logging.getLogger(__name__)
 
+_BYTES_OF_PAGES_AHEAD = 256 << 20  # of the pool: the memory taken for it before it is used
 _KV_DTYPES = {torch.bfloat16: "bf16", torch.float32: "f32"}
 
 
@@ -46,6 +47,7 @@ class CpuKernels(Kernels):
         self._executor = self._native.Executor(isa or os.environ.get("PELLUCID_ISA", ""), num_threads)
         self._eager = EagerOperations(self._native, self._executor)
         self._operations: Operations = self._eager
+        self._pages: Any = None  # of the pool allocated last
 
     @property
     def isa(self) -> str:
@@ -108,9 +110,11 @@ class CpuKernels(Kernels):
         self, num_layers: int, num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: str = "auto"
     ) -> list[Any]:
         kv_dtype = self._kv_dtype(dtype)
-        return [
+        caches = [
             self._native.KVCache(num_blocks, block_size, num_kv_heads, head_dim, kv_dtype) for _ in range(num_layers)
         ]
+        self._pages = self._native.PagesAhead(caches, _BYTES_OF_PAGES_AHEAD)
+        return caches
 
     def kv_bytes_per_block(self, block_size: int, num_kv_heads: int, head_dim: int, dtype: str = "auto") -> int:
         return self._native.kv_block_bytes(block_size, num_kv_heads, head_dim, self._kv_dtype(dtype))
@@ -170,7 +174,7 @@ class CpuKernels(Kernels):
             return forward
         finally:
             self._operations = self._eager
-        return ReplayedForward(tape, self._eager, recording.keep_alive)
+        return ReplayedForward(tape, self._eager, recording.keep_alive, self._pages)
 
 
 def _threads_from_environment() -> int:

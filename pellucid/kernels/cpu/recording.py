@@ -124,10 +124,15 @@ class RecordingOperations(Operations):
 class ReplayedForward:
     """A recorded forward pass: ForwardBatch -> float32 [rows, features], for any batch."""
 
-    def __init__(self, tape: Any, eager: Any, keep_alive: list[Any]) -> None:
+    def __init__(self, tape: Any, eager: Any, keep_alive: list[Any], pages: Any = None) -> None:
+        """pages: the pool's PagesAhead."""
         self.tape = tape
+        self._pages = pages
         self._eager = eager  # makes the batch's native form
         self._keep_alive = keep_alive
 
     def __call__(self, batch: ForwardBatch) -> torch.Tensor:
-        return torch.from_numpy(self.tape.run(self._eager.step_batch(batch)))
+        step = self._eager.step_batch(batch)
+        if self._pages is not None:
+            self._pages.used(step)
+        return torch.from_numpy(self.tape.run(step))
