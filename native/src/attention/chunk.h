@@ -5,6 +5,7 @@
 
 #include "attention/attention.h"
 #include "attention/micro_kernels.h"
+#include "attention/weights.h"
 
 namespace pellucid {
 namespace PELLUCID_ISA {
@@ -112,9 +113,11 @@ struct TaskRows {
     TaskRows(const AttentionParams& params, const AttentionTask& task, const KVLayout& layout)
         : params(params), task(task), layout(layout), group(params.group()), count(task.num_tokens * group) {}
 
-    int64_t position(int64_t row) const { return task.first_position + row / group; }
+    int64_t position(int64_t row) const { return task.first_position + query(row); }
+    // row / group, which is asked for so often that a division would show.
+    int64_t query(int64_t row) const { return static_cast<int64_t>(static_cast<uint64_t>(row) * inverse_ >> 32); }
     int64_t offset_in_batch(int64_t row) const {
-        return ((task.row_begin + row / group) * params.num_heads + task.kv_head * group + row % group) * params.head_dim;
+        return ((task.row_begin + query(row)) * params.num_heads + task.kv_head * group + row % group) * params.head_dim;
     }
 
     // The keys of the chunk at `base` that some of the rows [begin, end) see; positions ascend with rows.
@@ -131,7 +134,22 @@ struct TaskRows {
         const int64_t block = block_table[position / layout.block_size];
         return cache + layout.tile_offset(block, task.kv_head, position % layout.block_size / kTileKeys);
     }
+
+  private:
+    const uint64_t inverse_ = (uint64_t{1} << 32) / static_cast<uint64_t>(group) + 1;  // right for all rows below 2^32 / group
 };
+
+// softcap * tanh(score / softcap), the score being scaled before. key_scales: of int8 keys, or null.
+inline void cap_scores(const AttentionParams& params, int rows, KeyRange keys, const float* const* key_scales, float* scores) {
+    for (int r = 0; r < rows; ++r) {
+        for (int t = keys.tile_begin(); t < keys.tile_end(); ++t) {
+            float* s = scores + r * kChunk + t * kTileKeys;
+            Vec x = load(s) * splat(params.scale);
+            if (key_scales != nullptr) x = x * load(key_scales[t]);
+            store(s, splat(params.softcap) * tanh(x * splat(1.0f / params.softcap)));
+        }
+    }
+}
 
 // The keys and values of one chunk, and the attention of some rows to them.
 template <typename Compute>
@@ -158,7 +176,9 @@ class Chunk {
             const int vectors = static_cast<int>(min_of(kMaxVectors, keys.tile_end() - t));
             for_shape<Scores<Compute>>(rows, vectors, work_.q + row * dim_, dim_, keys_ + t, work_.scores + t * kTileKeys);
         }
-        for (int r = 0; r < rows; ++r) softmax(r, keys, task_.visible(row + r, row + r + 1, base_), part);
+        if constexpr (std::is_same_v<Element, uint16_t>) this->weigh(row, rows, keys, part);
+        else
+            for (int r = 0; r < rows; ++r) softmax(r, keys, task_.visible(row + r, row + r + 1, base_), part);
         for (int64_t d = 0; d < dim_; d += kMaxVectors * kLanes) {
             const int vectors = static_cast<int>(min_of(kMaxVectors, (dim_ - d) / kLanes));
             for_shape<Values<Compute>>(rows, vectors, work_.p, keys, values_, dim_, d, part.values);
@@ -184,6 +204,36 @@ class Chunk {
         }
     }
 
+#if defined(PELLUCID_DOTS)
+    // Scores to weights in bf16, over the tiles that some of the rows see.
+    void weigh(int64_t row, int rows, KeyRange keys, State& part) {
+        if (params_.softcap > 0) cap_scores(params_, rows, keys, key_scales(), work_.scores);
+        const bool masked = task_.visible(row, row + 1, base_).last < keys.tile_end() * kTileKeys ||
+                            task_.visible(row + rows - 1, row + rows, base_).first > keys.tile_begin() * kTileKeys;
+        if (key_scales() != nullptr) masked ? weigh<true, true>(row, rows, keys, part) : weigh<true, false>(row, rows, keys, part);
+        else masked ? weigh<false, true>(row, rows, keys, part) : weigh<false, false>(row, rows, keys, part);
+    }
+
+    template <bool scaled, bool masked>
+    void weigh(int64_t row, int rows, KeyRange keys, State& part) {
+        constexpr float kLog2E = 1.44269504f;
+        const float scale = params_.softcap > 0 ? 1.0f : params_.scale;
+        const float* const* scales = params_.softcap > 0 ? nullptr : key_scales();
+        const int begin = keys.tile_begin(), end = keys.tile_end();
+        auto mine = [&](int r) { return masked ? task_.visible(row + r, row + r + 1, base_) : keys; };
+        // All rows' greatest scores first: a row's weights wait for a long chain of operations.
+        for (int r = 0; r < rows; ++r)
+            part.m[r] = top_of_tiles<scaled, masked>(work_.scores + r * kChunk, begin, end, mine(r), scales, kNoScore);
+        for (int r = 0; r < rows; ++r) {
+            part.l[r] = weights_of_tiles<scaled, masked>(work_.scores + r * kChunk, work_.p + r * kChunk, begin, end, mine(r),
+                                                         scale * kLog2E, part.m[r] * -(scale * kLog2E), scales, value_scales_);
+            part.m[r] *= scale;
+        }
+    }
+
+    const float* const* key_scales() const { return layout_.type == KVType::int8 ? key_scales_ : nullptr; }
+#endif
+
     // Scores of row r to weights, over the tiles that some row of the micro-block sees. mine: what this row sees.
     void softmax(int r, KeyRange keys, KeyRange mine, State& part) {
         float* s = work_.scores + r * kChunk;
@@ -207,8 +257,7 @@ class Chunk {
                 // An unwritten scale may be NaN: mask again.
                 weight = only_visible(weight * load(value_scales_[t]), t, mine, 0.0f);
             } else {
-                weight = Compute::rounded(weight);
-                sum = sum + weight;  // of what is multiplied: the weights add up to 1 whatever the rounding
+                sum = sum + weight;
             }
             Compute::store_vector(p + t * kTileKeys, weight);
         }

@@ -54,7 +54,9 @@ class Chunk<Bf16Tiles> {
         if (begin == end) return part.clear(rows, dim_);  // other rows of the task see some of these keys
         fetch(1);
         products_.scores(rows, work_.q + row * dim_, keys_, begin, end, work_.scores);
-        if (params_.softcap > 0) cap_scores(rows, begin, end);
+        // Scores of int8 keys are scaled then, and no more by weights_of_row.
+        if (params_.softcap > 0)
+            cap_scores(params_, rows, keys, layout_.type == KVType::int8 ? key_scales_ : nullptr, work_.scores);
         const KeyRange first = task_.visible(row, row + 1, base_), last = task_.visible(row + rows - 1, row + rows, base_);
         const bool masked = first.last < keys.last || last.first > keys.first;
         const bool scaled = layout_.type == KVType::int8;
@@ -92,18 +94,6 @@ class Chunk<Bf16Tiles> {
         for (; tiles > 0 && fetched_to_ < fetch_end_; --tiles, fetched_to_ += kTileKeys) {
             const std::byte* tile = task_.tile(cache_, block_table_, fetched_to_);
             for (size_t i = 0; i < layout_.tile_bytes; i += 64) __builtin_prefetch(tile + i, 0, 2);
-        }
-    }
-
-    // Scores of int8 keys are scaled here, and no more by weights_of_row.
-    void cap_scores(int rows, int begin, int end) {
-        for (int r = 0; r < rows; ++r) {
-            for (int t = begin; t < end; ++t) {
-                float* s = work_.scores + r * kChunk + t * kTileKeys;
-                Vec x = load(s) * splat(params_.scale);
-                if (layout_.type == KVType::int8) x = x * load(key_scales_[t]);
-                store(s, splat(params_.softcap) * tanh(x * splat(1.0f / params_.softcap)));
-            }
         }
     }
 

@@ -53,7 +53,6 @@ struct F32 {
     static constexpr KVType kStorage = KVType::f32;  // the cache format that is read as it is
 
     PELLUCID_INLINE void store_vector(float* p, Vec a) { store(p, a); }
-    PELLUCID_INLINE Vec rounded(Vec a) { return a; }
 
     template <int R, int V>
     static void scores(const float* q, int64_t dim, const float* const* tiles, float* s) {
@@ -188,10 +187,6 @@ struct Bf16 {
     static constexpr KVType kStorage = KVType::bf16;
 
     PELLUCID_INLINE void store_vector(uint16_t* p, Vec a) { store_bf16(p, a); }
-    PELLUCID_INLINE Vec rounded(Vec a) {
-        const __m256i half = (__m256i)_mm512_cvtneps_pbh(a.v);
-        return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))};
-    }
     PELLUCID_INLINE __m512bh splat_pair(const uint16_t* p) {
         int32_t pair;
         std::memcpy(&pair, p, sizeof pair);

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "attention/micro_kernels.h"
+#include "attention/weights.h"
 #include "tile_registers.h"
 
 #if defined(PELLUCID_TILES)
@@ -144,19 +145,6 @@ PELLUCID_INLINE void copy_values(const uint16_t* from, int64_t dim, int first, i
             _mm512_storeu_si512(to + at, _mm512_and_si512(mask, _mm512_loadu_si512(from + at)));
         }
     }
-}
-
-// 2^y for y <= 0, within 3e-6 of it: weights are rounded to bf16. Not below 2^-100, because denormal numbers cost as much
-// as hundreds of others.
-PELLUCID_INLINE Vec weight_of(Vec y) {
-    y = max(splat(-100.0f), y);
-    const Vec r = {_mm512_reduce_ps(y.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};  // y - floor(y)
-    Vec p = splat(0.0134258419f);
-    p = fma(p, r, splat(0.0522438223f));
-    p = fma(p, r, splat(0.241279583f));
-    p = fma(p, r, splat(0.69304492f));
-    p = fma(p, r, splat(1.0f));
-    return {_mm512_scalef_ps(p.v, y.v)};  // p * 2^floor(y)
 }
 
 // The greatest score of a row with the T tiles from `begin`, or `least`. mine: the keys that the row sees, looked at only

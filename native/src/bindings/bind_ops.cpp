@@ -235,7 +235,7 @@ void bind_ops(nb::module_& m) {
         .def_prop_ro("head_dim", [](const KVCache& c) { return c.layout.head_dim; })
         .def("read", &read_kv, "slot"_a, "kv_head"_a, "(key, value) kept at a slot, as lists of floats.");
 
-    nb::class_<PagesAhead>(m, "PagesAhead", "Takes memory for the blocks that a pool will give out next, when a core is idle.")
+    nb::class_<PagesAhead>(m, "PagesAhead", "Takes memory for the blocks that a pool will give out next, while it is idle.")
         .def("__init__",
              [](PagesAhead* self, const std::vector<const KVCache*>& layers, size_t num_bytes) {
                  new (self) PagesAhead(layers, num_bytes);
