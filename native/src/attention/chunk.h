@@ -210,8 +210,10 @@ class Chunk {
         if (params_.softcap > 0) cap_scores(params_, rows, keys, key_scales(), work_.scores);
         const bool masked = task_.visible(row, row + 1, base_).last < keys.tile_end() * kTileKeys ||
                             task_.visible(row + rows - 1, row + rows, base_).first > keys.tile_begin() * kTileKeys;
-        if (key_scales() != nullptr) masked ? weigh<true, true>(row, rows, keys, part) : weigh<true, false>(row, rows, keys, part);
-        else masked ? weigh<false, true>(row, rows, keys, part) : weigh<false, false>(row, rows, keys, part);
+        if (key_scales() != nullptr)
+            masked ? weigh<true, true>(row, rows, keys, part) : weigh<true, false>(row, rows, keys, part);
+        else
+            masked ? weigh<false, true>(row, rows, keys, part) : weigh<false, false>(row, rows, keys, part);
     }
 
     template <bool scaled, bool masked>

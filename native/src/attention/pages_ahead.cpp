@@ -56,7 +56,8 @@ int64_t PagesAhead::num_blocks_ready() const {
 
 void PagesAhead::run() {
     run_only_when_idle();
-    const int64_t piece = caches_.empty() ? 1 : std::max<int64_t>(1, static_cast<int64_t>(kPieceBytes / caches_[0]->layout.block_bytes()));
+    const size_t block_bytes = caches_.empty() ? kPieceBytes : caches_[0]->layout.block_bytes();
+    const int64_t piece = std::max<int64_t>(1, static_cast<int64_t>(kPieceBytes / block_bytes));
     std::unique_lock<std::mutex> lock(mutex_);
     while (true) {
         wanted_more_.wait(lock, [this] { return stop_ || ready_ < wanted_; });

@@ -22,7 +22,8 @@ PELLUCID_INLINE Vec weight_of(Vec y) {
 // The greatest score of a row with the tiles [begin, end), or `least`. mine: the keys that the row sees, looked at only if
 // `masked`. int8 only (scaled): scores are multiplied with the key's scale, where there are key_scales.
 template <bool scaled, bool masked>
-PELLUCID_INLINE float top_of_tiles(const float* s, int begin, int end, KeyRange mine, const float* const* key_scales, float least) {
+PELLUCID_INLINE float top_of_tiles(const float* s, int begin, int end, KeyRange mine, const float* const* key_scales,
+                                   float least) {
     Vec top = splat(least);
     for (int t = begin; t < end; ++t) {
         Vec x = load(s + t * kTileKeys);
@@ -37,8 +38,8 @@ PELLUCID_INLINE float top_of_tiles(const float* s, int begin, int end, KeyRange 
 // weights, so that they add up to 1 whatever the rounding; int8 only: of the weights before each is multiplied with its
 // value's scale.
 template <bool scaled, bool masked>
-PELLUCID_INLINE float weights_of_tiles(const float* s, uint16_t* p, int begin, int end, KeyRange mine, float factor, float offset,
-                                       const float* const* key_scales, const float* const* value_scales) {
+PELLUCID_INLINE float weights_of_tiles(const float* s, uint16_t* p, int begin, int end, KeyRange mine, float factor,
+                                       float offset, const float* const* key_scales, const float* const* value_scales) {
     const Vec f = splat(factor), o = splat(offset);
     Vec total = zero();
     __m256 pairs = _mm256_setzero_ps();

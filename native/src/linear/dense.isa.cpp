@@ -84,11 +84,13 @@ struct DenseKernel {
         for (int r = 0; r < R; ++r)
             for (int h = 0; h < halves; ++h) sums[r][h] = Format::start(x + r * tile.row_stride, k);
         RowCursor<R> cursor(x, tile.row_stride);
-        Prefetch next = Prefetch(after, steps * 128).share(tile_index * (2 / halves) + first_half, tiles * (2 / halves), steps);
+        const int64_t passes = 2 / halves;  // over the panel, for each tile of rows
+        Prefetch next = Prefetch(after, steps * 128).share(tile_index * passes + first_half, tiles * passes, steps);
         // A single row reads the panels in one stream; of what comes after this one it asks for the beginning.
         const int64_t turn = steps * 128 > kStreamAhead ? steps - kStreamAhead / 128 : 0;
         const Prefetch beginning = next;
-        if constexpr (R == 1) next = Prefetch(reinterpret_cast<const std::byte*>(panel) + kStreamAhead, steps * 128).share(0, 1, steps);
+        if constexpr (R == 1)
+            next = Prefetch(reinterpret_cast<const std::byte*>(panel) + kStreamAhead, steps * 128).share(0, 1, steps);
         for (int64_t i = 0; i < steps; ++i) {
             if constexpr (R == 1) {
                 if (i == turn) next = beginning;
