@@ -83,7 +83,7 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6f}"
     if isinstance(value, list):
-        shown = ",".join(str(item) for item in value[:_LONGEST_LIST])
+        shown = ",".join(str(item) or "-" for item in value[:_LONGEST_LIST])
         return f"[{shown}{f',+{len(value) - _LONGEST_LIST}' if len(value) > _LONGEST_LIST else ''}]"
     text = str(value)
     return repr(text) if " " in text or not text.isprintable() else text

@@ -51,12 +51,14 @@ def greeting(
     body = {"model": model_name, "messages": question, "temperature": 0}
     key = " -H 'Authorization: Bearer YOUR_KEY'" if asks_for_key else ""
     kernels = ready.details.get("kernels", f"{ready.kernels} kernels")  # with the reason, where the engine gives one
+    quantization = ready.details.get("quantization", "none")
+    dtype = ready.dtype if quantization == "none" else f"{ready.dtype} with weights in {quantization}"
     curl = f"curl {url}/v1/chat/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(json.dumps(body))}"
     advised = ", ".join(f"{name} {value:g}" for name, value in (default_sampling or {}).items())
     return "\n".join(
         [
             f"pellucid {__version__} serves {model_name} at {url}",
-            f"  {ready.device}, {ready.dtype}, {kernels}; context {ready.max_model_len}, "
+            f"  {ready.device}, {dtype}, {kernels}; context {ready.max_model_len}, "
             f"{ready.num_blocks} KV blocks of {ready.block_size}, up to {ready.max_num_seqs} requests at a time",
             *([f"  sampling where a request says nothing, as its makers advise: {advised}"] if advised else []),
             *([f"  watch it work, and chat: {url}/ui"] if has_ui else []),

@@ -8,6 +8,9 @@ from typing import Any
 from harness import RunningServer
 from small_model import NAME, small_server
 
+from pellucid.core.messages import EngineReady
+from pellucid.server.terminal import greeting
+
 ADVISED = {"temperature": 0.6, "top_k": 1}  # one candidate: whatever the seed, the same text
 PROMPT = "How many sacks?"
 ASK = [{"role": "user", "content": PROMPT}]
@@ -58,3 +61,15 @@ def test_none_brings_back_the_defaults_of_openai(tmp_path: Path) -> None:
         assert "makers advise" not in "".join(server.output)
         assert len({completion(server, seed=seed) for seed in range(4)}) > 1
         assert completion(server, seed=3) == completion(server, seed=3, temperature=1, top_p=1, top_k=0)
+
+
+def test_the_greeting_names_what_weights_were_rounded_to() -> None:
+    def line(**details: str) -> str:
+        ready = EngineReady(
+            max_model_len=512, num_blocks=8, block_size=16, vocab_size=9, max_num_seqs=4, max_num_batched_tokens=64,
+            device="cpu", dtype="bfloat16", kernels="cpu", details=details,
+        )  # fmt: skip
+        return greeting("http://here", "m", ready, asks_for_key=False).splitlines()[1]
+
+    assert line(quantization="none").startswith("  cpu, bfloat16, cpu kernels; context 512")
+    assert line(quantization="int8").startswith("  cpu, bfloat16 with weights in int8, cpu kernels; context 512")
