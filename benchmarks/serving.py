@@ -26,7 +26,7 @@ import httpx
 
 from pellucid import LLM, SamplingParams
 
-PROMPT, OUTPUT, MAX_MODEL_LEN = 128, 64, 2048
+PROMPT, OUTPUT, MAX_MODEL_LEN, BLOCK_SIZE = 128, 64, 2048, 16
 WARM_UPS = 2
 MORE_THAN_A_STREAM = 1 << 16  # bytes
 
@@ -90,7 +90,7 @@ def main() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    num_kv_blocks = max(args.streams * (PROMPT + OUTPUT), MAX_MODEL_LEN) * 5 // 4 // 16
+    num_kv_blocks = max(args.streams * (PROMPT + OUTPUT), MAX_MODEL_LEN) * 5 // 4 // BLOCK_SIZE
     server = start_server(args.model, args.quantization, port, num_kv_blocks)
     try:
         llm = LLM(args.model, quantization=args.quantization, max_model_len=MAX_MODEL_LEN, num_kv_blocks=num_kv_blocks)

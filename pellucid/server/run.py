@@ -16,6 +16,7 @@ from pellucid.config import EngineConfig
 from pellucid.engine.client import EngineState
 from pellucid.frontend.async_llm import AsyncLLM
 from pellucid.observability.event_log import set_log_level
+from pellucid.observability.lines import write_line
 from pellucid.observability.metrics import Metrics
 from pellucid.server.app import build_app
 from pellucid.server.http_protocol import limited_protocol
@@ -88,7 +89,7 @@ class Server:
             loading.result()
             ready = self._state.ready
             for warning in self._state.formats.warnings:
-                print(f"warning: {warning}", file=sys.stderr, flush=True)
+                write_line(f"warning: {warning}", sys.stderr)
             url, options, sampling = url_of(self._sock), self._options, self._state.engine().default_sampling
             name, has_keys = self._state.model_name, bool(options.api_keys)
             print(greeting(url, name, ready, has_keys, options.ui, sampling), flush=True)

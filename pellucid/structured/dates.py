@@ -27,8 +27,9 @@ def with_days_that_exist(schema: Any) -> Any:
         else:
             result[key] = value if key in _NO_SCHEMAS else with_days_that_exist(value)
     if schema.get("format") in _FORMATS:
-        if "pattern" in schema:
-            result["allOf"] = [*result.get("allOf", []), {"pattern": _A_DAY_THAT_EXISTS}]
-        else:
+        others = result.get("allOf", [])
+        if "pattern" not in schema:
             result["pattern"] = _A_DAY_THAT_EXISTS
+        elif isinstance(others, list):  # what else it may be is the compiler's to refuse
+            result["allOf"] = [*others, {"pattern": _A_DAY_THAT_EXISTS}]
     return result

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from pellucid.kernels.cpu.eager import EagerOperations
 from pellucid.kernels.cpu.kernels import CpuKernels
 from tests.kernels.cpu_batches import block_tables, make_batch
 from tests.kernels.native_module import native_or_skip
@@ -196,11 +197,7 @@ def test_neighbours_that_decode_share_what_their_blocks_share() -> None:
 
     def shared(num_heads: int, requests: list[int]) -> list[tuple[int, int, int]]:
         batch = make_batch([last[r] for r in requests], [case.tables[r] for r in requests])
-        tensors = [
-            batch.input_ids, batch.positions, batch.query_start_loc, batch.seq_lens, batch.slot_mapping,
-            batch.block_table, batch.logits_indices,
-        ]  # fmt: skip
-        step = native.StepBatch(*(tensor.numpy() for tensor in tensors), batch.block_size)
+        step = EagerOperations(native, None).step_batch(batch)
         return native.shared_prefixes(step, num_heads, 2, 64)
 
     everybody = list(range(12))

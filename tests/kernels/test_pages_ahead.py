@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from pellucid.kernels.cpu import kernels as cpu_kernels
+from pellucid.kernels.cpu.eager import EagerOperations
 from pellucid.kernels.cpu.kernels import CpuKernels
 from tests.kernels.cpu_batches import make_batch
 from tests.kernels.native_module import native_or_skip
@@ -30,12 +31,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def step_at(block: int) -> object:
-    batch = make_batch([(0, 16)], [[block]])
-    tensors = (
-        batch.input_ids, batch.positions, batch.query_start_loc, batch.seq_lens, batch.slot_mapping, batch.block_table,
-        batch.logits_indices,
-    )  # fmt: skip
-    return native.StepBatch(*(tensor.numpy() for tensor in tensors), batch.block_size)
+    return EagerOperations(native, None).step_batch(make_batch([(0, 16)], [[block]]))
 
 
 def test_memory_is_taken_so_far_ahead_and_no_further() -> None:

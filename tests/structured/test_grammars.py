@@ -99,6 +99,7 @@ REFUSED = [
     ("json", '{"type": "object", "properties": {"a": {"if": {}, "then": {}}}}', '"if", "then"'),
     ("json", '{"not": {"type": "string"}}', "not"),
     ("json", '{"type": "string", "format": "phone"}', "phone"),
+    ("json", '{"format": "date", "pattern": "x", "allOf": 5}', "allOf"),
     ("json", '{"type": "thing"}', "thing"),
     ("json", '{"$ref": "#/$defs/missing"}', "missing"),
     ("json", '{"$ref": "https://example.com/schema.json"}', "example.com"),

@@ -218,7 +218,6 @@ class Chunk {
 
     template <bool scaled, bool masked>
     void weigh(int64_t row, int rows, KeyRange keys, State& part) {
-        constexpr float kLog2E = 1.44269504f;
         const float scale = params_.softcap > 0 ? 1.0f : params_.scale;
         const float* const* scales = params_.softcap > 0 ? nullptr : key_scales();
         const int begin = keys.tile_begin(), end = keys.tile_end();

@@ -72,7 +72,6 @@ class Chunk<Bf16Tiles> {
 
   private:
     static constexpr int64_t kFetchAhead = 6 * kTileKeys;  // into the next chunk
-    static constexpr float kLog2E = 1.44269504f;
 
     // A row's weights take the place of its scores: the less is touched, the more stays in the nearest cache.
     uint16_t* weights_of(int r) const { return reinterpret_cast<uint16_t*>(work_.scores + r * kChunk); }
@@ -114,7 +113,7 @@ class Chunk<Bf16Tiles> {
         auto mine = [&](int r) { return masked ? task_.visible(row + r, row + r + 1, base_) : KeyRange{0, kChunk}; };
         // All rows' greatest scores first: a row's weights wait for a long chain of operations.
         for (int r = 0; r < rows; ++r)
-            part.m[r] = top_of_row<T, scaled, masked>(work_.scores + r * kChunk, begin, mine(r), key_scales, kNoScore);
+            part.m[r] = top_of_tiles<scaled, masked>(work_.scores + r * kChunk, begin, begin + T, mine(r), key_scales, kNoScore);
         for (int r = 0; r < rows; ++r) {
             const float sum = weights_of_row<T, scaled, masked>(
                 work_.scores + r * kChunk, weights_of(r), begin, mine(r), scale * kLog2E, part.m[r] * -(scale * kLog2E),

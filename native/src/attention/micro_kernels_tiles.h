@@ -147,21 +147,6 @@ PELLUCID_INLINE void copy_values(const uint16_t* from, int64_t dim, int first, i
     }
 }
 
-// The greatest score of a row with the T tiles from `begin`, or `least`. mine: the keys that the row sees, looked at only
-// if `masked`. int8 only (scaled): scores are multiplied with the key's scale.
-template <int T, bool scaled, bool masked>
-PELLUCID_INLINE float top_of_row(const float* s, int begin, KeyRange mine, const float* const* key_scales, float least) {
-    Vec top[2] = {splat(least), splat(least)};
-    PELLUCID_UNROLL
-    for (int i = 0; i < T; ++i) {
-        Vec x = load(s + (begin + i) * kTileKeys);
-        if (scaled && key_scales != nullptr) x = x * load(key_scales[begin + i]);
-        if constexpr (masked) x = only_visible(x, begin + i, mine, -INFINITY);
-        top[i % 2] = max(top[i % 2], x);
-    }
-    return reduce_max(max(top[0], top[1]));
-}
-
 // Scores to weights p = 2^(score * factor + offset), 0 for the keys that the row does not see. int8 only: weights are
 // multiplied with the value's scale, and the sum of what they were before is returned.
 template <int T, bool scaled, bool masked>

@@ -43,8 +43,8 @@ void PagesAhead::used(int64_t block) {
     last_use_ = std::chrono::steady_clock::now();
     const int64_t wanted = std::min(block + 1 + ahead_, num_blocks_);
     // Not for every block: to wake a thread costs a step more than a block of pages.
-    if (wanted - wanted_ <= ahead_ / 8 && wanted < num_blocks_) return;
-    if (wanted <= wanted_) return;
+    const int64_t enough = wanted == num_blocks_ ? 1 : ahead_ / 8 + 1;
+    if (wanted - wanted_ < enough) return;
     wanted_ = wanted;
     wanted_more_.notify_one();
 }

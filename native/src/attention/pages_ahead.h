@@ -28,7 +28,7 @@ class PagesAhead {
     // The engine is at work, and blocks up to this one are in use. From any thread.
     void used(int64_t block);
 
-    // How many blocks there is memory for: at least the first of them all.
+    // There is memory for the first so many blocks.
     int64_t num_blocks_ready() const;
 
   private:

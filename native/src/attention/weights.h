@@ -6,6 +6,8 @@
 namespace pellucid {
 namespace PELLUCID_ISA {
 
+constexpr float kLog2E = 1.44269504f;
+
 // 2^y for y <= 0, within 3e-6 of it: weights are rounded to bf16. Not below 2^-100, because denormal numbers cost as much
 // as hundreds of others.
 PELLUCID_INLINE Vec weight_of(Vec y) {

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 from starlette.types import Message, Receive, Send
 
+from pellucid.observability.lines import write_line
+
 MAX_CONTENT_BYTES = 1 << 20  # of a request, and of a response, that a line holds
 UNLOGGED = frozenset({"/health", "/metrics"})  # asked for every few seconds, by machines
 
@@ -87,5 +89,5 @@ class RequestLog:
             self._failed = False
         except OSError as error:
             if not self._failed:
-                print(f"the request log {self._path} can't be written: {error}", file=sys.stderr, flush=True)
+                write_line(f"the request log {self._path} can't be written: {error}", sys.stderr)
             self._failed = True

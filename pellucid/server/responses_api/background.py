@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from pellucid.observability.lines import write_line
 from pellucid.server.conversation import JsonObject
 from pellucid.server.errors import ApiError, internal
 from pellucid.server.generation import Generation
@@ -103,7 +104,7 @@ class _Run:
         except ApiError as error:
             await self._end(self._reader.state.fail(error))
         except Exception as error:
-            print(f"background response: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+            write_line(f"background response: {type(error).__name__}: {error}", sys.stderr)
             await self._end(self._reader.state.fail(internal()))
         finally:
             await self._generation.aclose()

@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Callable
 
+from pellucid.observability.lines import write_line
 from pellucid.server.errors import ApiError
 from pellucid.server.responses_api import records
 from pellucid.server.responses_api.store import ResponseStore
@@ -66,7 +67,7 @@ class Keeper:
             except ApiError:
                 pass  # said on stderr; the next tick tries again
             except Exception as error:
-                print(f"response store: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+                write_line(f"response store: {type(error).__name__}: {error}", sys.stderr)
             await asyncio.sleep(self._lease_s / 4)
 
     async def _tick(self) -> None:

@@ -16,6 +16,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 import msgspec
 import sqlalchemy as sa
 
+from pellucid.observability.lines import write_line
 from pellucid.server.conversation import JsonObject
 from pellucid.server.errors import ApiError, invalid, shorten
 from pellucid.server.responses_api import records
@@ -86,7 +87,7 @@ class ResponseStore:
         now = time.monotonic()
         if cause != self._reported or now - self._reported_at > REPORT_INTERVAL_S:
             self._reported, self._reported_at = cause, now
-            print(f"response store: {cause}", file=sys.stderr, flush=True)
+            write_line(f"response store: {cause}", sys.stderr)
 
     async def get(self, response_id: str) -> Stored:
         """Raises ApiError (404) too."""
